@@ -1,6 +1,6 @@
 """Run all benchmarks one after the other and write their page: ``python -m benchmarks``.
 
-``python -m benchmarks [--quick] [--only reader --only spark ...] [--render]``
+``python -m benchmarks [--quick] [--only reader --only spark ...]``
 
 Each benchmark runs in a separate process. The figures are written to
 ``docs/internals/performance.json``, which keeps the figures of benchmarks that did not run; tables
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -22,8 +21,6 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
 
 from benchmarks.support.machine import OtherProcesses
 from benchmarks.support.report import SECTIONS, block, replace_block
@@ -39,7 +36,6 @@ FULL: dict[str, list[str]] = {
     "latency": [],
     "freshness": [],
     "commits": [],
-    "history": [],
     "writing": [],
     "planner": [],
     "several": [],
@@ -48,9 +44,9 @@ FULL: dict[str, list[str]] = {
 """Benchmarks in order, and their arguments."""
 
 QUICK: dict[str, list[str]] = {
-    "writing": ["--quick", "--no-spark"],
+    "writing": ["--size", "128", "--rows", "50000", "--rounds", "2", "--plain", "--no-spark"],
     # Last, so that the output ends with its ratio.
-    "reader": ["--quick"],
+    "reader": ["--size", "128", "--rows", "200000", "--rounds", "3"],
 }
 
 
@@ -67,10 +63,8 @@ def run(name: str, arguments: Sequence[str]) -> dict[str, Any]:
         result = Path(scratch, "figures.json")
         command = [sys.executable, "-m", f"benchmarks.{name}", *arguments, "--json", str(result)]
         began = time.monotonic()
-        # Without a terminal, rich would truncate tables to 80 columns.
-        wide = {} if sys.stdout.isatty() else {"COLUMNS": "150"}
         with OtherProcesses() as others:
-            subprocess.run(command, cwd=ROOT, env={**wide, **os.environ}, check=True)
+            subprocess.run(command, cwd=ROOT, check=True)
         figures: dict[str, Any] = json.loads(result.read_text())
     return {
         **figures,
@@ -98,30 +92,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="run less than a minute, save nothing")
     parser.add_argument("--only", action="append", choices=list(FULL), help="repeatable")
-    parser.add_argument(
-        "--render", action="store_true", help="only write the page, from saved figures"
-    )
     options = parser.parse_args(arguments)
-    console = Console(highlight=False)
     known = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
     chosen = QUICK if options.quick else FULL
-    for name in (
-        [] if options.render else [one for one in chosen if one in (options.only or chosen)]
-    ):
-        console.rule(SECTIONS[name][0])
+    for name in (one for one in chosen if one in (options.only or chosen)):
+        print(f"\n{SECTIONS[name][0]}", flush=True)
         figures = run(name, chosen[name])
-        share = figures["others"]["share"]
-        seconds = figures["seconds"]
-        console.print(f"{seconds} s; other processes used {share:.0%} of the CPU time", style="dim")
-        if name == "reader" and options.quick:
+        share, seconds = figures["others"]["share"], figures["seconds"]
+        print(f"{seconds} s; other processes used {share:.0%} of the CPU time", flush=True)
+        if options.quick and name == "reader":
             (one,) = (one for one in figures["reader"] if not one["headers"])
-            console.print(f"reader / bare socket, {one['size']} B: {one['ratio']:.2f}")
+            print(f"reader / bare socket, {one['size']} B: {one['ratio']:.2f}")
         if not options.quick:
             known[name] = figures
             # After each benchmark, so that a later failure keeps earlier figures.
             FIGURES.write_text(json.dumps(known, indent=1) + "\n")
-    if not options.quick:
-        render(known)
+            render(known)
 
 
 if __name__ == "__main__":

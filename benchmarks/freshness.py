@@ -1,6 +1,6 @@
 """The freshness of a Delta table that follows a bucket: put → row visible to an independent reader.
 
-``python -m benchmarks.freshness [--case WAY:KEYS:RATE ...] [--seconds 20] [--size KEYS ...]``
+A case is WAY:KEYS:RATE, a size a number of keys.
 
 One process puts entries at a constant rate and notes the time of each put. A query merges them into
 a table with ``merge_changes``, in a session of ``configure`` and with asynchronous logs, as
@@ -15,29 +15,30 @@ in a process of its own. ``benchmarks.commits`` has the memory.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from datetime import datetime
 from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from benchmarks.support.bucket_data import entries, fill_bucket
-from benchmarks.support.delta_merge import ENGINES, SIZES, MergeResult, measure_merge
-from benchmarks.support.machine import OtherProcesses, resident_bytes
-from benchmarks.support.output import finish
+from benchmarks.support.delta_merge import ENGINES, SIZES, measure_merge
+from benchmarks.support.machine import OtherProcesses, in_process
+from benchmarks.support.output import finish, parsed
+from benchmarks.support.raw_connection import RawConnection
 from benchmarks.support.spark_session import spark_session
-from benchmarks.support.steady_puts import put_steadily
 from nats_stream_source.delta import configure, configure_delta, merge_changes
 from nats_stream_source.delta.spark.follow import ASYNC_PROGRESS
 from nats_stream_source.embedded import NatsServer
@@ -47,51 +48,23 @@ WAYS: dict[str, dict[str, Any]] = {
     **ENGINES,
     "history": {"engine": "driver", "stored_as_scd_type": 2},
 }
-"""Arguments of ``merge_changes``, by name; the first one does not merge.
-
-``benchmarks.history`` measures the last one, beside ``driver``.
-"""
+"""Arguments of ``merge_changes``, by name; the first one does not merge."""
 
 _FAST = ("foreachBatch", "driver")
 CASES = (
     *(f"{way}:{keys}:1000" for keys in (4_000, 100_000) for way in ("foreachBatch", *ENGINES)),
     *(f"{way}:{keys}:1000" for keys in (1_000_000, 10_000_000) for way in _FAST),
     *(f"{way}:{keys}:20000" for keys in (4_000, 1_000_000) for way in _FAST),
+    "history:4000:1000",
 )
 """An engine that rewrites files does not keep up with a large table."""
 
 MAX_ROWS = 50_000  # of a micro-batch
 _SIZE = 128  # bytes of a value
-_TICK = 0.001  # seconds between two looks at the table's log
+_TICK = 0.001  # seconds between two looks at the clock, or at the table's log
 _DEADLINE = 180.0  # seconds for the last puts to become visible
 
 _spawned = multiprocessing.get_context("spawn")
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """Milliseconds from put to visible, and the work of the query.
-
-    Attributes:
-        way: of ``WAYS``.
-        behind: seconds from the last put until it was visible.
-        memory: peak resident memory of the driver's Python process in bytes, since its start.
-    """
-
-    way: str
-    rate: int
-    keys: int
-    puts: int
-    p50: float
-    p99: float
-    behind: float
-    batches: int
-    memory: int
-    others: dict[str, float]
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
 
 
 Visible = list[tuple[int, int]]
@@ -99,19 +72,24 @@ Visible = list[tuple[int, int]]
 
 
 def put_values(port: int, rate: int, keys: int, count: int, times: Path) -> None:
-    """Put ``count`` entries, ``rate`` a second, and save the time of each in ns."""
-    due_times = np.zeros(count, np.int64)
+    """Put ``count`` entries over a bare socket, ``rate`` a second; save the time of each in ns."""
+    due_times, sent = np.zeros(count, np.int64), 0
     value = b"x" * _SIZE
     numbers = np.random.default_rng(1).integers(0, keys, count).tolist()
-
-    def put(first: int, last: int, now: int) -> list[bytes]:
-        due_times[first:last] = now
-        return [
-            b"PUB $KV.bench.key.%d %d\r\n%s\r\n" % (number, _SIZE, value)
-            for number in numbers[first:last]
-        ]
-
-    put_steadily(port, rate, count, put)
+    with RawConnection(port) as connection:
+        began = time.perf_counter()
+        while sent < count:
+            due = min(count, int((time.perf_counter() - began) * rate))
+            if due > sent:
+                due_times[sent:due] = time.time_ns()
+                puts = (
+                    b"PUB $KV.bench.key.%d %d\r\n%s\r\n" % (number, _SIZE, value)
+                    for number in numbers[sent:due]
+                )
+                connection.send(b"".join(puts))
+                sent = due
+            time.sleep(_TICK)
+        connection.flush()
     np.save(times, due_times)
 
 
@@ -143,7 +121,14 @@ def latencies(puts: np.ndarray, first: int, visible: Visible) -> np.ndarray:
     return (times[position] - puts) / 1e6
 
 
-def measure(spark: SparkSession, way: str, rate: int, keys: int, seconds: float) -> Result:
+def measure(
+    spark: SparkSession,
+    way: str,
+    rate: int,
+    keys: int,
+    seconds: float,
+    settings: Mapping[str, str] = ASYNC_PROGRESS,
+) -> dict[str, Any]:
     """Follow a bucket of ``keys`` keys while ``rate`` entries a second are put for ``seconds``."""
     count = int(rate * seconds)
     arrived: Visible = []
@@ -156,50 +141,58 @@ def measure(spark: SparkSession, way: str, rate: int, keys: int, seconds: float)
     with NatsServer() as server, tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         table, times = f"{scratch}/table", Path(scratch, "times.npy")
         first = fill_bucket(server.port, "bench", entries(keys, keys, _SIZE), history=64) + 1
+        last = first + count - 1
         options = {"servers": server.url, "bucket": "bench", "includeHistory": "true"}
         source = spark.readStream.format("nats_kv").options(**options)
         frame = source.option("maxRowsPerTrigger", MAX_ROWS).load()
-        follow: Callable[[DataFrame, int], None] = take
-        if way != "foreachBatch":
-            follow = merge_changes(table, **WAYS[way])
-        writer = frame.writeStream.foreachBatch(follow).options(**ASYNC_PROGRESS)
+        follow = take if way == "foreachBatch" else merge_changes(table, **WAYS[way])
+        writer = frame.writeStream.foreachBatch(follow).options(**settings)
         query = writer.option("checkpointLocation", f"{scratch}/checkpoint").start()
         try:
             query.processAllAvailable()
             before = len(query.recentProgress)
-            putting = _spawned.Process(
-                target=put_values, args=(server.port, rate, keys, count, times)
-            )
-            with OtherProcesses() as others, watching(way, table, first + count - 1) as seen:
-                putting.start()
-                putting.join()
+            with OtherProcesses() as others, watching(way, table, last) as seen:
+                in_process(put_values, server.port, rate, keys, count, times)
                 until = time.monotonic() + _DEADLINE
-                while way == "foreachBatch" and arrived[-1][1] < first + count - 1:
+                while way == "foreachBatch" and arrived[-1][1] < last:
                     if time.monotonic() > until or query.exception() is not None:
                         break
                     time.sleep(_TICK)
                 visible = arrived if way == "foreachBatch" else seen()
-            batches = sum(1 for one in query.recentProgress[before:] if one["numInputRows"])
+            reports = query.recentProgress[before:]
         finally:
             query.stop()
-        if not visible or visible[-1][1] < first + count - 1:
+        if not visible or visible[-1][1] < last:
             raise RuntimeError(f"not all of {count:,} puts became visible: {query.exception()}")
-        puts = np.load(times)
-    taken = latencies(puts, first, visible)
-    p50, p99 = np.percentile(taken[count // 4 :], [50, 99])
-    memory = resident_bytes(os.getpid())
-    return Result(
-        way,
-        rate,
-        keys,
-        count,
-        float(p50),
-        float(p99),
-        float(taken[-1]) / 1000,
-        batches,
-        memory,
-        others.as_dict(),
-    )
+        taken = latencies(np.load(times), first, visible)
+    return {
+        "way": way,
+        "keys": keys,
+        **summary(rate, taken, reports),
+        "behind": float(taken[-1]) / 1000,  # seconds from the last put until it was visible
+        "memory": psutil.Process().memory_info().rss,  # of the driver's Python process
+        "others": others.as_dict(),
+    }
+
+
+def summary(
+    rate: int, taken: np.ndarray, reports: Sequence[StreamingQueryProgress]
+) -> dict[str, Any]:
+    """The percentiles of latencies in milliseconds, and the size and gap of micro-batches."""
+    begun = [
+        datetime.fromisoformat(one["timestamp"]).timestamp()
+        for one in reports
+        if one["numInputRows"]
+    ]
+    p50, p99 = np.percentile(taken[len(taken) // 4 :], [50, 99])
+    return {
+        "rate": rate,
+        "entries": len(taken),
+        "p50": float(p50),
+        "p99": float(p99),
+        "gap": float(np.median(np.diff(begun))) * 1e3,
+        "batches": len(begun),
+    }
 
 
 @contextmanager
@@ -230,13 +223,8 @@ def merging_session(builder: SparkSession.Builder) -> SparkSession.Builder:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print tables, write JSON if asked for."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--case", action="append", help="WAY:KEYS:RATE (repeatable)")
-    parser.add_argument("--seconds", type=float, default=20)
-    parser.add_argument("--size", type=int, action="append", help="keys of a table (repeatable)")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args(arguments)
-    cases = [case.split(":") for case in options.case or CASES]
+    options = parsed(__doc__, arguments, case=CASES, seconds=20.0, size=SIZES)
+    cases = [case.split(":") for case in options.case]
     with spark_session(configure=merging_session) as s:
         # The first micro-batches of a session are slow.
         for way in dict.fromkeys(way for way, _, _ in cases):
@@ -244,16 +232,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         fresh = [
             measure(s, way, int(rate), int(keys), options.seconds) for way, keys, rate in cases
         ]
-    merges: list[MergeResult] = [
-        measure_merge(engine, size)
-        for size in (SIZES if options.size is None else options.size)
-        for engine in ENGINES
+    merges = [
+        in_process(measure_merge, engine, size) for size in options.size for engine in ENGINES
     ]
-    figures = {
-        "freshness": [one.as_dict() for one in fresh],
-        "merge": [one.as_dict() for one in merges],
-    }
-    finish("freshness", figures, options.json)
+    finish("freshness", {"freshness": fresh, "merge": merges}, options.json)
 
 
 if __name__ == "__main__":

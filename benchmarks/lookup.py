@@ -1,7 +1,5 @@
 """Look-ups of entries by the keys of rows, beside a join with the bucket that Spark reads.
 
-``python -m benchmarks.lookup [--quick] [--json FILE] [--keys 100000 ...] [--no-spark]``
-
 The keys of the rows are spread over the bucket, so that each record batch of 10,000 rows has 10,000
 distinct keys. Measured are
 
@@ -12,12 +10,11 @@ distinct keys. Measured are
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
+from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
@@ -25,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.support.bucket_data import entries, fill_bucket
 from benchmarks.support.machine import Stopwatch
-from benchmarks.support.output import finish
+from benchmarks.support.output import finish, parsed
 from benchmarks.support.spark_session import spark_session
 from nats_stream_source import configure, lookup
 from nats_stream_source.embedded import NatsServer
@@ -39,29 +36,8 @@ BATCH = 10_000
 _STEP = 7919  # prime, so that the keys of successive rows are spread and do not repeat
 
 
-@dataclass(frozen=True, slots=True)
-class TaskRun:
-    """One task without Spark: look-ups per second, and CPU nanoseconds for each."""
-
-    keys: int
-    rows: int
-    rate: float
-    own_cpu: float
-    server_cpu: float
-
-
-@dataclass(frozen=True, slots=True)
-class SparkRun:
-    """Seconds of ``lookup`` and of the join, for the same rows: medians of the rounds."""
-
-    keys: int
-    rows: int
-    lookup: float
-    join: float
-
-
-def task_run(server: NatsServer, bucket: str, keys: int, batches: int) -> TaskRun:
-    """Look up the keys of so many record batches in this process."""
+def task_run(server: NatsServer, bucket: str, keys: int, batches: int) -> dict[str, Any]:
+    """Look-ups a second of one task without Spark, and CPU nanoseconds for each."""
     task = Lookup(lookup_options(bucket, {"servers": server.url}), 0, {"value": "value"})
     rows = [
         pa.record_batch({"k": [f"key.{i * _STEP % keys}" for i in range(first, first + BATCH)]})
@@ -77,10 +53,8 @@ def task_run(server: NatsServer, bucket: str, keys: int, batches: int) -> TaskRu
     count = batches * BATCH
     if sum(found) != count:
         raise RuntimeError(f"found {sum(found)} entries, expected {count}")
-    per_row = 1e9 / count
-    return TaskRun(
-        keys, count, count / watch.wall, watch.own_cpu * per_row, watch.other_cpu * per_row
-    )
+    run = watch.run(count)
+    return {"keys": keys, "rows": count, **asdict(run)}
 
 
 def _looked_up(rows: DataFrame, server: NatsServer, bucket: str) -> DataFrame:
@@ -98,8 +72,8 @@ _WAYS = (_looked_up, _joined)
 
 def spark_run(
     spark: SparkSession, server: NatsServer, bucket: str, keys: int, rows: int, rounds: int
-) -> SparkRun:
-    """Both ways in turns; each run plans and reads for itself, as a job does."""
+) -> dict[str, Any]:
+    """Seconds of both ways, medians of the rounds; each run plans and reads for itself."""
     source = spark.range(rows).selectExpr("id", f"concat('key.', id * {_STEP} % {keys}) AS k")
     seconds: dict[Any, list[float]] = {way: [] for way in _WAYS}
     for way in _WAYS:
@@ -111,51 +85,41 @@ def spark_run(
             began = time.perf_counter()
             way(source, server, bucket).write.format("noop").mode("overwrite").save()
             seconds[way].append(time.perf_counter() - began)
-    return SparkRun(keys, rows, *(statistics.median(seconds[way]) for way in _WAYS))
+    looked_up, joined = (statistics.median(seconds[way]) for way in _WAYS)
+    return {"keys": keys, "rows": rows, "lookup": looked_up, "join": joined}
 
 
 def measure(
     sizes: Sequence[int], rows: Sequence[int], batches: int, rounds: int, *, spark: bool
-) -> tuple[list[TaskRun], list[SparkRun]]:
+) -> dict[str, Any]:
     """All figures, on a server that is started for them."""
     with NatsServer() as server:
         for keys in sizes:
             fill_bucket(server.port, f"b{keys}", entries(keys, keys), history=1)
         tasks = [
-            max((task_run(server, f"b{keys}", keys, batches) for _ in range(rounds)), key=_rate)
+            max(
+                (task_run(server, f"b{keys}", keys, batches) for _ in range(rounds)),
+                key=itemgetter("rate"),
+            )
             for keys in sizes
         ]
         if not spark:
-            return tasks, []
+            return {"tasks": tasks, "spark": []}
         with spark_session(configure=configure) as session:
             runs = [
                 spark_run(session, server, f"b{keys}", keys, count, rounds)
                 for keys in sizes
                 for count in rows
             ]
-    return tasks, runs
-
-
-def _rate(run: TaskRun) -> float:
-    return run.rate
+    return {"tasks": tasks, "spark": runs}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print the tables, write JSON if asked for."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="a small bucket, few rounds")
-    parser.add_argument("--keys", type=int, action="append", help="size of a bucket; repeatable")
-    parser.add_argument("--no-spark", action="store_true")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args(arguments)
-    sizes = options.keys or ([20_000] if options.quick else [100_000, 1_000_000])
-    if min(sizes) < BATCH or any(size % _STEP == 0 for size in sizes):
-        parser.error(f"at least {BATCH} keys, not a multiple of {_STEP}")
-    rows = [BATCH, 100_000] if options.quick else [BATCH, 100_000, 1_000_000]
-    batches, rounds = (5, 2) if options.quick else (30, 3)
-    tasks, runs = measure(sizes, rows, batches, rounds, spark=not options.no_spark)
-    results = {"tasks": [asdict(one) for one in tasks], "spark": [asdict(one) for one in runs]}
-    finish("lookup", results, options.json)
+    sizes, rows = [100_000, 1_000_000], [BATCH, 100_000, 1_000_000]
+    given = parsed(__doc__, arguments, keys=sizes, rows=rows, batches=30, rounds=3, no_spark=False)
+    figures = measure(given.keys, given.rows, given.batches, given.rounds, spark=not given.no_spark)
+    finish("lookup", figures, given.json)
 
 
 if __name__ == "__main__":

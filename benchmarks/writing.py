@@ -1,7 +1,5 @@
 """Writing of one connection compared with a bare socket, and ``df.write`` with Spark's Kafka sink.
 
-``python -m benchmarks.writing [--quick] [--no-spark] [--no-kafka] [--json FILE] [--size 128 ...]``
-
 For each value size, with and without headers, with and without message ids, several clients write
 the same entries to an empty bucket in turns, each with its PubAcks:
 
@@ -20,22 +18,20 @@ topic in turns.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
+import itertools
 import random
 import statistics
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pyarrow as pa
 
-from benchmarks.support import raw_publish
-from benchmarks.support.bucket_data import bucket_config, create_bucket
+from benchmarks.support import raw_connection, spark_write
+from benchmarks.support.bucket_data import bucket_config, create_bucket, purge
 from benchmarks.support.machine import Run, Stopwatch
-from benchmarks.support.output import finish
-from benchmarks.support.raw_connection import RawConnection
+from benchmarks.support.output import finish, parsed
 from benchmarks.support.report import WRITERS
 from nats_stream_source.connection.connection import Connection, ConnectionSettings
 from nats_stream_source.embedded import NatsServer
@@ -53,31 +49,6 @@ _BATCH_ROWS = 10_000  # as Spark's record batches
 _MAX_BYTES = 160 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """All clients for one kind of message.
-
-    Attributes:
-        ways: the medians of each client.
-        ratios: the rate of each client divided by that of the bare socket, by round.
-    """
-
-    size: int
-    headers: bool
-    ids: bool
-    rows: int
-    ways: dict[str, Run]
-    ratios: dict[str, list[float]] = field(default_factory=dict)
-
-    def ratio(self, way: str) -> float:
-        """The median of the rounds."""
-        return statistics.median(self.ratios[way])
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self) | {"ratio": {way: self.ratio(way) for way in self.ways}}
-
-
 async def measure(
     size: int,
     *,
@@ -85,9 +56,13 @@ async def measure(
     ids: bool,
     rows: int,
     rounds: int,
-    ways: Sequence[str] = WAYS,
-) -> Result:
-    """Write ``rows`` entries (fewer if the values are large) ``rounds`` times in each way."""
+) -> dict[str, Any]:
+    """Write ``rows`` entries (fewer if the values are large) ``rounds`` times in each way.
+
+    Returns:
+        ``ways`` has the medians of each client, ``ratios`` its rate divided by that of the bare
+        socket by round, and ``ratio`` their median.
+    """
     rows = min(rows, _MAX_BYTES // (size + 120))
     batches = record_batches(size, headers, rows)
     runs: dict[str, list[Run]] = {}
@@ -96,22 +71,30 @@ async def measure(
         settings = ConnectionSettings(servers=(server.url,))
         async with await Connection.open(settings) as connection:
             for turn in range(rounds + 1):
-                for way in ways:
-                    task = _Task(server, connection, batches, f"{turn}-{way[:2]}", ids)
-                    count, run = await task.prepare(way)
+                for way in WAYS:
+                    message_ids = MessageIds(f"{turn}-{way[:2]}", ids)
+                    task = _Task(server.port, JetStream(connection), batches, message_ids)
+                    run = task.prepare(way)
                     with Stopwatch(server.pid) as watch:
                         stored = await run()
-                    if stored != count:
-                        raise RuntimeError(f"{way}: {stored:,} of {count:,} messages stored")
-                    _purge(server.port, count)
+                    if stored != rows:
+                        raise RuntimeError(f"{way}: {stored:,} of {rows:,} messages stored")
+                    purge(server.port, rows)
                     if turn:  # the first round warms up
-                        runs.setdefault(way, []).append(watch.run(count))
-    medians = {way: Run.median(found) for way, found in runs.items()}
+                        runs.setdefault(way, []).append(watch.run(rows))
     ratios = {
         way: [one.rate / bare.rate for one, bare in zip(found, runs[BARE], strict=True)]
         for way, found in runs.items()
     }
-    return Result(size, headers, ids, rows, medians, ratios)
+    return {
+        "size": size,
+        "headers": headers,
+        "ids": ids,
+        "rows": rows,
+        "ways": {way: asdict(Run.median(found)) for way, found in runs.items()},
+        "ratios": ratios,
+        "ratio": {way: statistics.median(found) for way, found in ratios.items()},
+    }
 
 
 def record_batches(size: int, headers: bool, rows: int) -> list[pa.RecordBatch]:
@@ -131,116 +114,74 @@ def record_batches(size: int, headers: bool, rows: int) -> list[pa.RecordBatch]:
     return batches
 
 
-def _purge(port: int, expected: int) -> None:
-    with RawConnection(port) as connection:
-        info = connection.request("$JS.API.STREAM.INFO.KV_bench", {})
-        if info["state"]["messages"] != expected:
-            raise RuntimeError(f"{info['state']['messages']:,} of {expected:,} messages are stored")
-        connection.request("$JS.API.STREAM.PURGE.KV_bench", {})
-
-
-Way = Callable[[], Awaitable[int]]
-
-
+@dataclass(frozen=True, slots=True)
 class _Task:
-    """One pass of one client; :meth:`prepare` does what is not measured."""
+    """One pass of one client; what :meth:`prepare` does is not measured."""
 
-    def __init__(
-        self,
-        server: NatsServer,
-        connection: Connection,
-        batches: Sequence[pa.RecordBatch],
-        job: str,
-        ids: bool,
-    ) -> None:
-        self._port = server.port
-        self._connection = connection
-        self._jetstream = JetStream(connection)
-        self._batches = batches
-        self._job = job
-        self._ids = ids
+    port: int
+    jetstream: JetStream
+    batches: Sequence[pa.RecordBatch]
+    ids: MessageIds
 
-    async def prepare(self, way: str) -> tuple[int, Way]:
-        """The number of messages, and what sends them and returns how many are stored."""
-        rows = sum(batch.num_rows for batch in self._batches)
+    def prepare(self, way: str) -> Callable[[], Awaitable[int]]:
+        """What sends the messages and returns how many are stored."""
         if way == SINK:
-            return rows, self._sink
-        columns = self._columns("bench")
+            return self._sink
+        columns = list(self._columns())
         if way == BATCH:
-            return rows, lambda: self._batch_publisher(columns)
-        prepared = raw_publish.prepare(columns)
-        return rows, lambda: _direct(raw_publish.publish, self._port, prepared)
+            return lambda: self._batch_publisher(columns)
+        prepared = raw_connection.prepare(columns)
 
-    def _encoder(self, bucket: str) -> KvRowEncoder:
-        return KvRowEncoder(bucket, f"$KV.{bucket}.", MessageIds(self._job, self._ids), None)
+        async def publish() -> int:
+            return raw_connection.publish(self.port, prepared)
 
-    def _columns(self, bucket: str) -> list[MessageColumns]:
-        encoder, position = self._encoder(bucket), BatchPosition(0)
-        columns = []
-        for batch in self._batches:
-            columns.append(encoder.encode(batch, position))
+        return publish
+
+    def _columns(self) -> Iterator[MessageColumns]:
+        encoder = KvRowEncoder("bench", "$KV.bench.", self.ids, None)
+        position = BatchPosition(0)
+        for batch in self.batches:
+            yield encoder.encode(batch, position)
             position.row += batch.num_rows
-        return columns
 
     async def _sink(self) -> int:
-        encoder, position = self._encoder("bench"), BatchPosition(0)
         bucket = Bucket.from_stream_config("bench", bucket_config("bench", 64))
-        async with KvBatchWriter(self._jetstream, bucket) as writer:
-            for batch in self._batches:
-                await writer.send(encoder.encode(batch, position))
-                position.row += batch.num_rows
+        async with KvBatchWriter(self.jetstream, bucket) as writer:
+            for messages in self._columns():
+                await writer.send(messages)
             await writer.flush()
         return writer.stored
 
     async def _batch_publisher(self, columns: Sequence[MessageColumns]) -> int:
-        async with BatchPublisher(self._jetstream, "KV_bench") as publisher:
+        async with BatchPublisher(self.jetstream, "KV_bench") as publisher:
             for messages in columns:
                 await publisher.send(messages)
             await publisher.flush()
         return publisher.stored
 
 
-async def _direct(send: Callable[[int, raw_publish.Prepared], int], *arguments: Any) -> int:
-    return send(*arguments)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print tables, write JSON if asked for."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="128 bytes, few rows and rounds")
-    parser.add_argument("--size", type=int, action="append", help="bytes of a value (repeatable)")
-    parser.add_argument("--rows", type=int, default=200_000)
-    parser.add_argument("--rounds", type=int)
-    parser.add_argument("--plain", action="store_true", help="without headers and ids only")
-    parser.add_argument("--way", action="append", choices=WAYS[1:], help="repeatable; default all")
-    parser.add_argument("--no-spark", action="store_true")
-    parser.add_argument("--no-kafka", action="store_true")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args(arguments)
-    rounds = options.rounds or (2 if options.quick else 5)
-    ways = WAYS if options.way is None else (BARE, *options.way)
-    plain = options.plain or options.quick
-    results = []
-    for size in options.size or ((128,) if options.quick else SIZES):
-        for headers in (False,) if plain else (False, True):
-            for ids in (False,) if plain else (False, True):
-                rows = 50_000 if options.quick else options.rows
-                measuring = measure(
-                    size, headers=headers, ids=ids, rows=rows, rounds=rounds, ways=ways
-                )
-                results.append(asyncio.run(measuring))
-    figures = {"writing": [one.as_dict() for one in results]}
-    if not options.no_spark:
-        from benchmarks.support import spark_write
-
-        sinks = spark_write.measure(
-            50_000 if options.quick else 1_000_000,
-            1 if options.quick else 5,
-            kafka=not options.no_kafka,
-            report=print,
-        )
-        figures["spark"] = [one.as_dict() for one in sinks]
-    finish("writing", figures, options.json)
+    given = parsed(
+        __doc__,
+        arguments,
+        size=SIZES,
+        rows=200_000,
+        rounds=5,
+        plain=False,
+        no_spark=False,
+        no_kafka=False,
+    )
+    kinds = itertools.product(given.size, *[(False,) if given.plain else (False, True)] * 2)
+    results = [
+        asyncio.run(measure(size, headers=headers, ids=ids, rows=given.rows, rounds=given.rounds))
+        for size, headers, ids in kinds
+    ]
+    figures: dict[str, Any] = {"writing": results}
+    if not given.no_spark:
+        kafka = not given.no_kafka
+        figures["spark"] = spark_write.measure(5 * given.rows, given.rounds, kafka=kafka)
+    finish("writing", figures, given.json)
 
 
 if __name__ == "__main__":

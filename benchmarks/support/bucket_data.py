@@ -21,19 +21,12 @@ SIZE = 128  # bytes of a value
 _CHUNK = 100_000
 
 
-def entries(
-    rows: int, keys: int, size: int = SIZE, *, scattered: bool = False
-) -> Iterator[tuple[str, bytes]]:
-    """``rows`` pairs of key and value, on ``keys`` keys.
-
-    Keys are in rotation; with ``scattered`` the first ``keys`` entries are, and later ones have
-    random keys, so that a bucket with one revision per key has holes in its whole range.
-    """
+def entries(rows: int, keys: int, size: int = SIZE) -> Iterator[tuple[str, bytes]]:
+    """``rows`` pairs of key and value, on ``keys`` keys in rotation."""
     chance = random.Random(1)
     tails = [chance.randbytes(max(size - 8, 0)) for _ in range(64)]
     for i in range(rows):
-        number = chance.randrange(keys) if scattered and i >= keys else i % keys
-        yield f"key.{number}", (i.to_bytes(8, "big") + tails[i % 64])[:size]
+        yield f"key.{i % keys}", (i.to_bytes(8, "big") + tails[i % 64])[:size]
 
 
 def create_bucket(port: int, bucket: str, *, history: int) -> str:
@@ -62,6 +55,15 @@ def fill_bucket(port: int, bucket: str, pairs: Iterator[tuple[str, bytes]], *, h
     """Create a bucket and put all ``pairs``; returns their number."""
     create_bucket(port, bucket, history=history)
     return fill(port, ((f"$KV.{bucket}.{key}", b"", value) for key, value in pairs))
+
+
+def purge(port: int, expected: int) -> None:
+    """Purge the bucket ``bench``; RuntimeError if it does not have so many messages."""
+    with RawConnection(port) as connection:
+        stored = connection.request("$JS.API.STREAM.INFO.KV_bench", {})["state"]["messages"]
+        if stored != expected:
+            raise RuntimeError(f"{stored:,} of {expected:,} messages are stored")
+        connection.request("$JS.API.STREAM.PURGE.KV_bench", {})
 
 
 def write_parquet(path: Path, pairs: Iterator[tuple[str, bytes]]) -> None:

@@ -1,19 +1,10 @@
-"""The time of one merge against the size of the table, for each engine.
-
-Each measurement runs in a process of its own, so that none starts with what another has loaded:
-``python -m benchmarks.support.delta_merge ENGINE KEYS``.
-"""
+"""The time of one merge against the size of the table, for each engine."""
 
 from __future__ import annotations
 
-import json
-import multiprocessing
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from functools import partial
 from typing import Any
@@ -21,8 +12,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable, WriterProperties, write_deltalake
+from deltalake import WriterProperties, write_deltalake
 
+from benchmarks.support.machine import in_process
 from benchmarks.support.spark_session import spark_session
 from nats_stream_source.delta import Upkeep, configure_delta, merge_changes
 from nats_stream_source.delta.driver.engine import DriverEngine, opened_table
@@ -47,27 +39,6 @@ _CREATED = datetime(2026, 1, 1, tzinfo=timezone.utc)
 _VALUE = 128  # bytes
 
 
-@dataclass(frozen=True, slots=True)
-class MergeResult:
-    """Seconds of a merge of BATCH rows with random keys.
-
-    Attributes:
-        engine: of ``ENGINES``.
-        table_bytes: size of the table's live data files.
-    """
-
-    engine: str
-    keys: int
-    rows: int
-    median: float
-    slowest: float
-    table_bytes: int
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
-
-
 def rows(numbers: np.ndarray, revision: int) -> pa.Table:
     """Rows of a table for the keys of these numbers; their values are random bytes."""
     count = len(numbers)
@@ -89,15 +60,6 @@ def rows(numbers: np.ndarray, revision: int) -> pa.Table:
     )
 
 
-def measure_merge(engine: str, keys: int) -> MergeResult:
-    """Measure in another process."""
-    command = [sys.executable, "-m", "benchmarks.support.delta_merge", engine, str(keys)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(done.stderr[-2000:])
-    return MergeResult(**json.loads(done.stdout.splitlines()[-1]))
-
-
 def merge_rows(
     opened: OpenedTable, batch: pa.Table, upkeep: Upkeep, *, vectors: bool = True
 ) -> None:
@@ -108,32 +70,28 @@ def merge_rows(
     engine.merge(EventBatch(shape, EventTable(batch)), upkeep)
 
 
-def _create(engine: str, path: str, keys: int) -> None:
-    """Create a table of so many keys."""
-    if engine != "spark":
-        vectors = ENGINES[engine].get("deletion_vectors", True)
+def create(path: str, keys: int, arguments: Mapping[str, Any] = ENGINES["driver"]) -> None:
+    """Create a table of so many keys; ``arguments`` are those of its engine."""
+    if arguments["engine"] != "spark":
+        vectors = arguments.get("deletion_vectors", True)
         merge_rows(opened_table(path, path), rows(np.arange(0), 1), Upkeep(), vectors=vectors)
-
-    def parts() -> Iterator[pa.RecordBatch]:
-        for start in range(0, keys, _CHUNK):
-            part = rows(np.arange(start, min(start + _CHUNK, keys)), start + 1)
-            yield from part.to_batches()
-
-    source = pa.RecordBatchReader.from_batches(rows(np.arange(1), 1).schema, parts())
+    parts = (
+        batch
+        for start in range(0, keys, _CHUNK)
+        for batch in rows(np.arange(start, min(start + _CHUNK, keys)), start + 1).to_batches()
+    )
+    source = pa.RecordBatchReader.from_batches(rows(np.arange(1), 1).schema, parts)
     properties = WriterProperties(compression="SNAPPY")
     write_deltalake(path, source, mode="append", writer_properties=properties)
 
 
-def _measure(engine: str, keys: int) -> MergeResult:
+def measure_merge(engine: str, keys: int) -> dict[str, Any]:
+    """Seconds of a merge of BATCH rows with random keys."""
     seconds = []
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         path = f"{scratch}/table"
         # In another process: it needs more memory than a merge.
-        creation = multiprocessing.get_context("spawn").Process(
-            target=_create, args=(engine, path, keys)
-        )
-        creation.start()
-        creation.join()
+        in_process(create, path, keys, ENGINES[engine])
         chance = np.random.default_rng(2)
         with spark_session(configure=partial(configure_delta, small_machine=True)) as s:
             merge = merge_changes(path, **ENGINES[engine])
@@ -144,17 +102,9 @@ def _measure(engine: str, keys: int) -> MergeResult:
                 began = time.perf_counter()
                 merge(batch, turn)
                 seconds.append(time.perf_counter() - began)
-        size = sum(pa.table(DeltaTable(path).get_add_actions())["size_bytes"].to_pylist())
-    counted = seconds[1:]
-    return MergeResult(
-        engine,
-        keys,
-        BATCH,
-        float(np.median(counted)),
-        max(counted),
-        size,
-    )
-
-
-if __name__ == "__main__":
-    print(json.dumps(_measure(sys.argv[1], int(sys.argv[2])).as_dict()))
+    return {
+        "engine": engine,
+        "keys": keys,
+        "rows": BATCH,
+        "median": float(np.median(seconds[1:])),
+    }

@@ -10,15 +10,15 @@ that settings that require three nodes are set to one.
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import tempfile
 import time
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyspark
@@ -60,20 +60,12 @@ class KafkaUnavailableError(RuntimeError):
 
 
 def source_jars() -> list[Path]:
-    """The jars that ``format("kafka")`` requires in addition to Spark's; downloaded on first use.
-
-    Raises:
-        KafkaUnavailableError: Maven Central could not be reached.
-    """
+    """The jars that ``format("kafka")`` requires in addition to Spark's."""
     return _resolve(_SOURCE_JARS, "master")
 
 
 def broker_jars() -> list[Path]:
-    """The broker and its dependencies; downloaded on first use (a minute).
-
-    Raises:
-        KafkaUnavailableError: Maven Central could not be reached.
-    """
+    """The broker and its dependencies."""
     return _resolve(_BROKER_JARS, "master,runtime")
 
 
@@ -83,6 +75,7 @@ def _java() -> str:
 
 
 def _resolve(coordinates: tuple[tuple[str, str, str], ...], scope: str) -> list[Path]:
+    """The files of jars, downloaded on first use; KafkaUnavailableError without Maven Central."""
     (ivy,) = Path(pyspark.__file__).parent.glob("jars/ivy-*.jar")
     wanted = "".join(
         f'<dependency org="{group}" name="{name}" rev="{version}" conf="default->{scope}"/>'
@@ -109,45 +102,25 @@ def _resolve(coordinates: tuple[tuple[str, str, str], ...], scope: str) -> list[
         return [Path(one) for one in listed.read_text().strip().split(os.pathsep)]
 
 
+@dataclass(frozen=True, slots=True)
 class KafkaBroker:
-    """One broker process; a context manager.
+    """A running broker: ``servers`` for ``kafka.bootstrap.servers``, and its process."""
 
-    Attributes:
-        servers: for ``kafka.bootstrap.servers``.
-        pid: the process, while it runs.
-    """
+    servers: str
+    pid: int
 
-    def __init__(self) -> None:
-        self._directory = Path(tempfile.mkdtemp(prefix="kafka-"))
-        self._port, self._controller = free_port(), free_port()
-        self._process: subprocess.Popen[bytes] | None = None
-        self.servers = f"127.0.0.1:{self._port}"
 
-    @property
-    def pid(self) -> int:
-        """The process's id."""
-        assert self._process is not None
-        return self._process.pid
-
-    def __enter__(self) -> KafkaBroker:
-        try:
-            self._start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def _start(self) -> None:
-        properties = self._directory / "server.properties"
+@contextmanager
+def kafka_broker() -> Iterator[KafkaBroker]:
+    """One broker process with a directory of its own; both end with the block."""
+    port, controller = free_port(), free_port()
+    with ExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="kafka-"))
+        properties, log = Path(directory, "server.properties"), Path(directory, "broker.log")
         properties.write_text(
-            _PROPERTIES.format(
-                port=self._port, controller=self._controller, directory=self._directory
-            )
+            _PROPERTIES.format(port=port, controller=controller, directory=directory)
         )
-        classpath = os.pathsep.join(str(jar) for jar in broker_jars())
+        classpath = os.pathsep.join(map(str, broker_jars()))
         java = [_java(), "-Xmx1g", "-XX:+UseG1GC", "-cp", classpath]
         cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         storage = ["kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(properties)]
@@ -156,49 +129,42 @@ class KafkaBroker:
             raise KafkaUnavailableError(
                 f"Kafka's storage was not formatted:\n{done.stderr[-2000:]}"
             )
-        log = self._directory / "broker.log"
-        with log.open("wb") as output:
-            self._process = subprocess.Popen(
-                [*java, "kafka.Kafka", str(properties)],
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+        output = stack.enter_context(log.open("wb"))
+        command = [*java, "kafka.Kafka", str(properties)]
+        process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+        stack.callback(_stop, process)
         deadline = time.monotonic() + _DEADLINE
-        while not self._listens():
-            if self._process.poll() is not None or time.monotonic() > deadline:
+        while not _listens(port):
+            if process.poll() is not None or time.monotonic() > deadline:
                 said = log.read_text(errors="replace")
                 raise KafkaUnavailableError(f"the Kafka broker did not start:\n{said[-2000:]}")
             time.sleep(0.05)
-
-    def _listens(self) -> bool:
-        try:
-            with socket.create_connection(("127.0.0.1", self._port), timeout=1):
-                return True
-        except OSError:
-            return False
-
-    def stop(self) -> None:
-        """End the process and remove its directory."""
-        if self._process is not None:
-            self._process.terminate()
-            try:
-                self._process.wait(_DEADLINE)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-            self._process = None
-        shutil.rmtree(self._directory, ignore_errors=True)
+        yield KafkaBroker(f"127.0.0.1:{port}", process.pid)
 
 
-def start_kafka(
-    stack: ExitStack, report: Callable[[str], None]
-) -> tuple[list[Path], KafkaBroker | None]:
+def _listens(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(_DEADLINE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def start_kafka(stack: ExitStack) -> tuple[list[Path], KafkaBroker | None]:
     """The jars of the source, and a broker until ``stack`` ends; neither without Maven Central."""
     try:
-        return source_jars(), stack.enter_context(KafkaBroker())
+        return source_jars(), stack.enter_context(kafka_broker())
     except KafkaUnavailableError as error:
-        report(f"without Kafka: {error}")
+        print(f"without Kafka: {error}")
         return [], None
 
 

@@ -6,12 +6,22 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import astuple, dataclass
 from importlib.metadata import version
-from typing import Any
+from multiprocessing import get_context
+from typing import Any, TypeVar
 
-_TICKS = os.sysconf("SC_CLK_TCK")
+import psutil
+
+_T = TypeVar("_T")
+
+
+def in_process(work: Callable[..., _T], *arguments: object) -> _T:
+    """The result of ``work`` in a process of its own, whose memory and modules are its own."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(work, *arguments).result()
 
 
 def cores() -> int:
@@ -31,16 +41,9 @@ def machine() -> dict[str, Any]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system CPU time of a process so far (Linux)."""
-    with open(f"/proc/{pid}/stat") as file:
-        fields = file.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
-
-
-def resident_bytes(pid: int) -> int:
-    """Resident memory of a process (Linux)."""
-    with open(f"/proc/{pid}/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    """User and system CPU time of a process so far."""
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ class Stopwatch:
 
 
 class OtherProcesses:
-    """Measures the CPU time of other processes during a ``with`` block (Linux).
+    """Measures the CPU time of other processes during a ``with`` block.
 
     Attributes:
         share: the share of all cores, 0 to 1, that was used by processes other than this one and
@@ -108,29 +111,24 @@ class OtherProcesses:
 
 
 def _busy_seconds() -> float:
-    with open("/proc/stat") as file:
-        user, nice, system, _idle, _iowait, irq, softirq, steal = map(
-            int, file.readline().split()[1:9]
-        )
-    return (user + nice + system + irq + softirq + steal) / _TICKS
-
-
-def process_tree(pid: int) -> list[int]:
-    """A process and its living descendants."""
-    children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit() and (fields := _stat(int(name))):
-            children.setdefault(int(fields[1]), []).append(int(name))
-    found = [pid]
-    for one in found:
-        found += children.get(one, [])
-    return found
+    times = psutil.cpu_times()
+    busy = (times.user, times.nice, times.system, times.irq, times.softirq, times.steal)
+    return float(sum(busy))
 
 
 def _tree_seconds() -> float:
     # The time of a reaped process is in its parent's time of children.
-    stats = (_stat(one) for one in process_tree(os.getpid()))
-    return sum(sum(map(int, fields[11:15])) for fields in stats if fields) / _TICKS
+    own = psutil.Process()
+    return sum(sum(_times(one)) for one in (own, *own.children(recursive=True)))
+
+
+def _times(process: psutil.Process) -> tuple[float, float]:
+    """CPU seconds of a process, and of its reaped children; zero if it has ended."""
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0, 0.0
+    return times.user + times.system, times.children_user + times.children_system
 
 
 def cpu_by_role(servers: Mapping[int, str]) -> dict[str, float]:
@@ -143,33 +141,28 @@ def cpu_by_role(servers: Mapping[int, str]) -> dict[str, float]:
         servers: roles of processes by process id.
     """
     seconds = {"jvm": 0.0, "python": 0.0, "planner": 0.0}
-    for pid in process_tree(os.getpid())[1:]:
-        if not (fields := _stat(pid)):
-            continue
-        own = sum(map(int, fields[11:13])) / _TICKS
+    for process in psutil.Process().children(recursive=True):
         # Reaped child processes: those of a JVM are planners, since the daemon of workers remains.
-        ended = sum(map(int, fields[13:15])) / _TICKS
-        role = servers.get(pid) or _role(pid)
+        own, ended = _times(process)
+        role = servers.get(process.pid) or _role(process)
         seconds[role] = seconds.get(role, 0.0) + own
         seconds["planner" if role == "jvm" else role] += ended
     return seconds
 
 
-def _role(pid: int) -> str:
+def timed(servers: Mapping[int, str], work: Callable[[], object]) -> tuple[float, dict[str, float]]:
+    """Call ``work``; returns its seconds, and the CPU seconds as :func:`cpu_by_role`."""
+    before, began = cpu_by_role(servers), time.perf_counter()
+    work()
+    seconds = time.perf_counter() - began
+    after = cpu_by_role(servers)
+    return seconds, {role: after[role] - before.get(role, 0.0) for role in after}
+
+
+def _role(process: psutil.Process) -> str:
     try:
-        with open(f"/proc/{pid}/comm") as file:
-            if file.read().strip() == "java":
-                return "jvm"
-        with open(f"/proc/{pid}/cmdline") as file:
-            return "python" if "pyspark.worker" in file.read().split("\0") else "planner"
-    except OSError:
+        if process.name() == "java":
+            return "jvm"
+        return "python" if "pyspark.worker" in process.cmdline() else "planner"
+    except psutil.NoSuchProcess:
         return "python"
-
-
-def _stat(pid: int) -> list[str]:
-    """The fields of ``/proc/<pid>/stat`` from the state on; empty if the process has ended."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()
-    except OSError:
-        return []

@@ -1,14 +1,36 @@
-"""The end of each benchmark: its tables on standard output, its figures as JSON."""
+"""The arguments of each benchmark, and its end: tables on standard output, figures as JSON."""
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.support.machine import machine
 from benchmarks.support.report import SECTIONS
+
+
+def parsed(doc: str | None, arguments: Sequence[str] | None, **defaults: Any) -> argparse.Namespace:
+    """The arguments of a benchmark: a flag for each of ``defaults``, and ``--json FILE``.
+
+    A boolean is a switch, a list is a repeatable flag.
+    """
+    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    parser.add_argument("--json", type=Path)
+    for name, default in defaults.items():
+        flag = "--" + name.replace("_", "-")
+        if isinstance(default, bool):
+            parser.add_argument(flag, action="store_true")
+        elif isinstance(default, Sequence) and not isinstance(default, str):
+            parser.add_argument(flag, action="append", type=type(default[0]), help="repeatable")
+        else:
+            parser.add_argument(flag, type=type(default), default=default)
+    given = vars(parser.parse_args(arguments))
+    return argparse.Namespace(
+        **{name: defaults.get(name) if value is None else value for name, value in given.items()}
+    )
 
 
 def finish(name: str, figures: Mapping[str, Any], path: Path | None) -> None:

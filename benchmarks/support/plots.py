@@ -20,6 +20,8 @@ OURS, OTHER, THIRD, FOURTH = "#2b6cb0", "#a0aec0", "#dd6b20", "#2f9e6e"
 _DARK = {INK: "#cbd5e1", GRID: "#3b4656", OURS: "#63a4e8", OTHER: "#7b8798", THIRD: "#f0954a"}
 """What a colour is on a dark page."""
 
+_THOUSANDS = "{x:,.0f}"
+
 # Text is not converted to paths, and equal figures produce equal files.
 matplotlib.rcParams.update(
     {
@@ -70,14 +72,18 @@ def _latency(axes: Axes, figures: Figures) -> None:
     for one in figures["latency"]:
         cases.setdefault((one["source"], one["way"]), []).append((one["rate"], one["p50"]))
     for (source, way), points in cases.items():
-        rates, latencies = zip(*sorted(points), strict=True)
-        style = f"o{styles[way]}"
-        axes.plot(rates, latencies, style, color=colors[source], label=f"{source}, {way}")
-    axes.set_xscale("log")
+        _line(axes, points, f"{source}, {way}", f"o{styles[way]}", colors[source])
     axes.set_ylim(0, 1.6 * axes.get_ylim()[1])
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.set_xlabel("puts per second")
     axes.set_ylabel("p50 from the put, ms")
+
+
+def _line(axes: Axes, points: list[tuple[int, float]], label: str, style: str, color: str) -> None:
+    """One line over a logarithmic axis of numbers."""
+    numbers, values = zip(*sorted(points), strict=True)
+    axes.plot(numbers, values, style, color=color, label=label)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(_THOUSANDS)
     axes.legend(loc="upper left", ncols=2)
 
 
@@ -90,7 +96,7 @@ def _bars(axes: Axes, names: list[str], series: Mapping[str, list[float]]) -> No
         places = [at + i * width for at in range(len(names))]
         axes.bar(places, rates, width, label=label, color=colors[label])
     axes.set_xticks([at + width * (len(series) - 1) / 2 for at in range(len(names))], names)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.yaxis.set_major_formatter(_THOUSANDS)
     axes.set_ylabel("rows per second")
     axes.legend()
 
@@ -128,19 +134,15 @@ def _by_keys(axes: Axes, series: Mapping[str, list[tuple[int, float]]]) -> None:
     """Lines over the keys of the table, with the seconds at each point."""
     for engine, points in series.items():
         label, color = _ENGINES[engine]
-        keys, seconds = zip(*sorted(points), strict=True)
-        axes.plot(keys, seconds, "o-", color=color, label=label)
+        _line(axes, points, label, "o-", color)
         for point in points:
             axes.annotate(
                 f"{point[1]:.2g} s", point, (0, 6), textcoords="offset points", ha="center"
             )
-    axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_ylim(top=axes.get_ylim()[1] * 4)  # room for the legend
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.legend(loc="upper left", ncols=2)
 
 
 def _writing(axes: Axes, figures: Figures) -> None:

@@ -1,7 +1,9 @@
 """The NATS protocol over a bare socket: fills a stream fast and reads it without parsing.
 
 :func:`fill` waits for every PubAck, with thousands of messages in flight. :func:`drain` is the
-baseline of the ratios: a push consumer whose bytes are received into one buffer and counted.
+baseline of the ratios of reading: a push consumer whose bytes are received into one buffer and
+counted. :func:`publish` is that of writing: it sends the frames that ``BatchPublisher`` sends, with
+as many messages in flight, and counts the PubAcks without parsing them.
 """
 
 from __future__ import annotations
@@ -9,19 +11,27 @@ from __future__ import annotations
 import json
 import socket
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from nats_stream_source.embedded import NatsServer
+from nats_stream_source.jetstream.publish import MAX_IN_FLIGHT
+from nats_stream_source.jetstream.publish.window import MAX_BYTES
 from nats_stream_source.wire.framing.frames import Framer
+from nats_stream_source.wire.publish.frames import EncodedFrames, MessageColumns, encode
 from nats_stream_source.wire.table import FrameKind
 
 _IN_FLIGHT = 4096
 _BATCH, _BATCH_BYTES = 1024, 8 << 20
 _CONNECT = {"verbose": False, "pedantic": False, "headers": True, "no_responders": True}
 _BUFFER = 1 << 20
+_INBOX = "_INBOX.0123456789abcdefghijkl"
+_PIECE_MESSAGES, _PIECE_BYTES = 512, 128 << 10
+_END = b"}\r\n"  # of a PubAck
 
 Message = tuple[str, bytes, bytes]
 """A subject, a header block (``b""`` for none), a payload."""
@@ -34,9 +44,8 @@ class RawConnection:
         self.socket = socket.create_connection(("127.0.0.1", port))
         self.socket.settimeout(30)
         self.framer = Framer()
-        self.send(b"CONNECT %s\r\nPING\r\n" % json.dumps(_CONNECT).encode())
-        while not any(frame == b"PONG\r\n" for frame, _ in self.receive()):
-            pass
+        self.send(b"CONNECT %s\r\n" % json.dumps(_CONNECT).encode())
+        self.flush()
 
     def __enter__(self) -> RawConnection:
         return self
@@ -47,6 +56,12 @@ class RawConnection:
     def send(self, data: bytes) -> None:
         """Send all of ``data``."""
         self.socket.sendall(data)
+
+    def flush(self) -> None:
+        """Wait until all that was sent has reached the server."""
+        self.send(b"PING\r\n")
+        while not any(frame == b"PONG\r\n" for frame, _ in self.receive()):
+            pass
 
     def receive(self) -> list[tuple[bytes, bytes]]:
         """Receive once; returns the complete frames and their payloads."""
@@ -180,3 +195,70 @@ def _parsed(connection: RawConnection, rows: int) -> int:
         count += len(messages)
         size += messages.nbytes
     return size
+
+
+Prepared = list[tuple[memoryview, int]]
+"""Frames in pieces, each for one call of ``send``, and their numbers of messages."""
+
+
+def prepare(columns: Sequence[MessageColumns]) -> Prepared:
+    """The frames of messages, as ``BatchPublisher`` sends them."""
+    prepared: Prepared = []
+    first = 0
+    for messages in columns:
+        frames = encode(messages, f"{_INBOX}.", first)
+        first += len(frames)
+        prepared += [(frames.bytes_of(start, end), end - start) for start, end in _pieces(frames)]
+    return prepared
+
+
+def _pieces(frames: EncodedFrames) -> Iterator[tuple[int, int]]:
+    start = 0
+    while start < len(frames):
+        border = frames.nbytes(0, start) + _PIECE_BYTES
+        stop = int(np.searchsorted(frames.ends, border, side="right"))
+        stop = min(max(stop, start + 1), start + _PIECE_MESSAGES)
+        yield start, stop
+        start = stop
+
+
+def publish(port: int, prepared: Prepared) -> int:
+    """Send all frames; returns the number of PubAcks."""
+    sent = acked = size = 0
+    with RawConnection(port) as connection:
+        connection.send(f"SUB {_INBOX}.* 1\r\n".encode())
+        acks = _Acks(connection)
+        sizes = []
+        first = 0
+        for piece, count in prepared:
+            while sent - acked + count > MAX_IN_FLIGHT or (
+                size + len(piece) > MAX_BYTES and acked < sent
+            ):
+                acked += acks.receive()
+                while first < len(sizes) and sizes[first][0] <= acked:
+                    size -= sizes[first][1]
+                    first += 1
+            connection.send(piece)
+            sent += count
+            size += len(piece)
+            sizes.append((sent, len(piece)))
+        while acked < sent:
+            acked += acks.receive()
+    return acked
+
+
+class _Acks:
+    """Counts the PubAcks by their last bytes."""
+
+    def __init__(self, connection: RawConnection) -> None:
+        self._connection = connection
+        self._tail = b""
+
+    def receive(self) -> int:
+        """Receive once; returns the number of responses whose last byte has arrived."""
+        data = self._connection.socket.recv(_BUFFER)
+        if not data or b'"error"' in data or b"-ERR" in data:
+            raise ConnectionError(data[:300].decode(errors="replace") or "connection closed")
+        data = self._tail + data
+        self._tail = data[1 - len(_END) :]
+        return data.count(_END)

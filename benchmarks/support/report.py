@@ -21,12 +21,27 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def _rate(value: float) -> str:
-    return f"{value:,.0f}/s"
+def listed(results: Iterable[Figures], head: str, row: str) -> str:
+    """A table of Markdown with a row for each result.
+
+    Args:
+        row: the text of a row, with the names of a result's figures in braces.
+    """
+    lines = [row.format_map({k: _shown(v) for k, v in one.items()}) for one in results]
+    return "\n".join((head, "| --- " * (head.count("|") - 1) + "|", *lines))
 
 
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"
+class _Missing:
+    """A figure that is None: its cell is empty."""
+
+    def __format__(self, _: str) -> str:
+        return ""
+
+
+def _shown(value: object) -> object:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return _Missing() if value is None else value
 
 
 def environment(figures: Figures) -> str:
@@ -45,26 +60,18 @@ def _conditions(figures: Figures) -> str:
 
 
 def _reader(figures: Figures) -> str:
-    head = ["value size", "headers", "bare socket", "reader", "reader ÷ bare socket"]
-    head += ["by CPU time", "÷ nats-py callback", "CPU ns/row, reader + server"]
-    rows = (
-        [
-            f"{one['size']:,} B",
-            _yes(one["headers"]),
-            _rate(one["bare"]["rate"]),
-            _rate(one["reader"]["rate"]),
-            f"**{one['ratio']:.2f}**",
-            f"{one['cpu_ratio']:.2f}",
-            f"{one['over_callback']:.1f}",
-            f"{one['reader']['own_cpu']:.0f} + {one['reader']['server_cpu']:.0f}",
-        ]
-        for one in figures["reader"]
+    return listed(
+        figures["reader"],
+        "| value size | headers | bare socket | reader | reader ÷ bare socket | by CPU time "
+        "| ÷ nats-py callback | CPU ns/row, reader + server |",
+        "| {size:,} B | {headers} | {bare[rate]:,.0f}/s | {reader[rate]:,.0f}/s | **{ratio:.2f}** "
+        "| {cpu_ratio:.2f} | {over_callback:.1f} "
+        "| {reader[own_cpu]:.0f} + {reader[server_cpu]:.0f} |",
     )
-    return table(head, rows)
 
 
 def _spark(figures: Figures) -> str:
-    rows = []
+    results = []
     most = max(one["rows"] for outcome in figures["spark"] for one in outcome["results"])
     for outcome in figures["spark"]:
         ours = {one["sink"]: one for one in outcome["results"] if one["source"] == "nats_kv"}
@@ -72,20 +79,18 @@ def _spark(figures: Figures) -> str:
             if one["sink"] != "noop" and one["rows"] < most:
                 continue
             mine, cpu = ours[one["sink"]], executor_cpu(one)
-            rows.append(
-                [
-                    f"{one['rows']:,}",
-                    f"{outcome['size']:,} B",
-                    one["sink"],
-                    one["source"],
-                    _rate(one["rate"]),
-                    f"{mine['rate'] / one['rate']:.2f}",
-                    f"{cpu:,.0f}",
-                    f"{executor_cpu(mine) / cpu:.2f}" if cpu else "",
-                ]
+            of_cpu = executor_cpu(mine) / cpu if cpu else None
+            times = mine["rate"] / one["rate"]
+            results.append(
+                {**one, "size": outcome["size"], "times": times, "cpu": cpu, "of_cpu": of_cpu}
             )
-    head = ["rows", "value size", "sink", "source", "rate", "nats_kv ÷ it"]
-    return table([*head, "executor CPU ns/row", "nats_kv ÷ it, CPU"], rows)
+    return listed(
+        results,
+        "| rows | value size | sink | source | rate | nats_kv ÷ it | executor CPU ns/row "
+        "| nats_kv ÷ it, CPU |",
+        "| {rows:,} | {size:,} B | {sink} | {source} | {rate:,.0f}/s | {times:.2f} | {cpu:,.0f} "
+        "| {of_cpu:.2f} |",
+    )
 
 
 def executor_cpu(result: Mapping[str, Any]) -> float:
@@ -95,19 +100,16 @@ def executor_cpu(result: Mapping[str, Any]) -> float:
 
 
 def _latency(figures: Figures) -> str:
-    rows = (
-        [
-            f"{one['rate']:,}",
-            one["way"],
-            one["source"],
-            f"{one['p50']:.0f} / {one['p99']:.0f} ms",
-            "" if one["ratio"] is None else f"**{one['ratio']:.2f}**",
-            f"{one['gap']:.0f} ms",
-        ]
+    results = (
+        {**one, "ratio": None if one["ratio"] is None else f"**{one['ratio']:.2f}**"}
         for one in figures["latency"]
         if one["way"] == "configured" or one["rate"] == 1_000
     )
-    return table(["puts/s", "session", "source", "p50 / p99", "p50 ÷ Kafka's", "gap"], rows)
+    return listed(
+        results,
+        "| puts/s | session | source | p50 / p99 | p50 ÷ Kafka's | gap |",
+        "| {rate:,} | {way} | {source} | {p50:.0f} / {p99:.0f} ms | {ratio} | {gap:.0f} ms |",
+    )
 
 
 def _freshness(figures: Figures) -> str:
@@ -131,136 +133,80 @@ def _freshness(figures: Figures) -> str:
 
 
 def _commits(figures: Figures) -> str:
-    rows = []
+    results = []
     for one in figures["commits"]:
         written = one["data"] + one["vectors"] + one["log"]
-        rows.append(
-            [
-                f"{one['keys']:,}",
-                f"{one['commits']:,} of {one['rows']:,}",
-                f"{one['p50']:,.0f} / {one['p99']:,.0f} ms",
-                f"**{written:.1f}** / **{written + one['upkeep']:.1f}**",
-                f"{one['files']:,} (most {one['most_files']:,})",
-                f"{one['opened']:,.0f} ms",
-                f"{one['built']:.1f} s, {one['index']:.0f} B",
-                f"{one['memory'] >> 20:,} MiB",
-            ]
-        )
-    head = ["keys", "commits of rows", "merge, p50 / p99", "written ÷ changed / with upkeep"]
-    return table([*head, "files", "open by delta-rs", "index: built, a key", "peak memory"], rows)
-
-
-def _history(figures: Figures) -> str:
-    one = figures["history"]
-    cases = {
-        f"merge of {one['rows']:,} rows": "",
-        f"put → visible row at {one['rate']:,} puts/s": "visible_",
-    }
-    rows = (
-        [
-            what,
-            *(f"{one[f'{name}p50_{of}']:,.0f} / {one[f'{name}p99_{of}']:,.0f} ms" for of in (1, 2)),
-            f"**{one[f'{name}ratio']:.2f}**",
-        ]
-        for what, name in cases.items()
+        whole, mebibytes = written + one["upkeep"], one["memory"] >> 20
+        results.append({**one, "written": written, "whole": whole, "memory": mebibytes})
+    return listed(
+        results,
+        "| keys | commits of rows | merge, p50 / p99 | written ÷ changed / with upkeep | files "
+        "| open by delta-rs | index: built, a key | peak memory |",
+        "| {keys:,} | {commits:,} of {rows:,} | {p50:,.0f} / {p99:,.0f} ms "
+        "| **{written:.1f}** / **{whole:.1f}** | {files:,} (most {most_files:,}) "
+        "| {opened:,.0f} ms | {built:.1f} s, {index:.0f} B | {memory:,} MiB |",
     )
-    return table([f"{one['keys']:,} keys", "type 1, p50 / p99", "type 2", "p50 ÷ type 1's"], rows)
-
-
-def _writing(figures: Figures) -> str:
-    results = figures["writing"]
-    bare, *ways = [way for way in WRITERS if any(way in one["ways"] for one in results)]
-    rows = (
-        [
-            f"{one['size']:,} B",
-            _yes(one["headers"]),
-            _rate(one["ways"][bare]["rate"]),
-            *(f"{one['ratio'][way]:.2f}" if way in one["ways"] else "" for way in ways),
-        ]
-        for one in results
-        if one["headers"] == one["ids"]
-    )
-    head = ["value size", "headers and message ids", bare, *(f"{way} ÷ it" for way in ways)]
-    text = table(head, rows)
-    if "spark" not in figures:
-        return text
-    rates = {(one["sink"], one["tasks"]): one["rate"] for one in figures["spark"]}
-    sinks = (
-        [
-            one["sink"],
-            str(one["tasks"]),
-            _rate(one["rate"]),
-            f"{rates['nats_kv', one['tasks']] / one['rate']:.2f}",
-            " + ".join(f"{one['cpu'][role]:,.0f}" for role in ("server", "python", "jvm")),
-        ]
-        for one in figures["spark"]
-    )
-    head = ["sink", "tasks", "rate", "nats_kv ÷ it", "CPU ns/row: server + Python + JVM"]
-    return f"{text}\n\n{table(head, sinks)}"
 
 
 WRITERS = ("bare socket", "BatchPublisher", "sink")
 """The clients of ``benchmarks.writing``; the first is the baseline."""
 
 
-def _planner(figures: Figures) -> str:
-    planned = (
-        [
-            one["filters"],
-            one["where"],
-            "" if one["limit"] is None else f"{one['limit']:,}",
-            f"{one['p50']:.1f} / {one['worst']:.1f} ms",
-            str(one["requests"]),
-        ]
-        for one in figures["planned"]
-        if one["where"] in ("beginning", "99 %")
+def _writing(figures: Figures) -> str:
+    text = listed(
+        (one for one in figures["writing"] if one["headers"] == one["ids"]),
+        "| value size | headers and message ids | bare socket | BatchPublisher ÷ it | sink ÷ it |",
+        "| {size:,} B | {headers} | {ways[bare socket][rate]:,.0f}/s | {ratio[BatchPublisher]:.2f} "
+        "| {ratio[sink]:.2f} |",
     )
-    head = ["filters", "start position", "limit", "p50 / maximum", "requests"]
-    return table(head, planned)
+    if "spark" not in figures:
+        return text
+    ours = {one["tasks"]: one["rate"] for one in figures["spark"] if one["sink"] == "nats_kv"}
+    sinks = listed(
+        ({**one, "times": ours[one["tasks"]] / one["rate"]} for one in figures["spark"]),
+        "| sink | tasks | rate | nats_kv ÷ it | CPU ns/row: server + Python + JVM |",
+        "| {sink} | {tasks} | {rate:,.0f}/s | {times:.2f} "
+        "| {cpu[server]:,.0f} + {cpu[python]:,.0f} + {cpu[jvm]:,.0f} |",
+    )
+    return f"{text}\n\n{sinks}"
+
+
+def _planner(figures: Figures) -> str:
+    return listed(
+        (one for one in figures["planned"] if one["where"] in ("beginning", "99 %")),
+        "| filters | start position | limit | p50 / maximum | requests |",
+        "| {filters} | {where} | {limit:,} | {p50:.1f} / {worst:.1f} ms | {requests} |",
+    )
 
 
 def _several(figures: Figures) -> str:
-    idle, buckets = figures["idle"], figures["buckets"]
-    rows = [["idle query", f"{idle['planner']:.1%} of a core", f"{idle['requests']:.1f}/s"]]
-    rows += [
-        [
-            f"planning after a write to {one['touched']:,} buckets",
-            f"{one['p50']:.0f} ms, at most {one['worst']:.0f} ms",
-            f"{one['requests']:,}",
-        ]
-        for one in figures["planned"]
-    ]
-    text = table([f"{buckets:,} buckets", "", "requests"], rows)
-    ratios = f"First read, {buckets:,} buckets ÷ one: without Spark **{figures['ratio']:.2f}**"
+    buckets = f"{figures['buckets']:,} buckets"
+    idle = "| idle query | {planner:.1%} of a core | {requests:.1f}/s |".format_map(figures["idle"])
+    plans = listed(
+        figures["planned"],
+        f"| {buckets} |  | requests |",
+        "| planning after a write to {touched:,} buckets | {p50:.0f} ms, at most {worst:.0f} ms "
+        "| {requests:,} |",
+    )
+    head, rule, *lines = plans.splitlines()
+    ratios = f"First read, {buckets} ÷ one: without Spark **{figures['ratio']:.2f}**"
     if "spark_ratio" in figures:
         ratios += f", query in Spark **{figures['spark_ratio']:.2f}**"
-    return f"{text}\n\n{ratios}."
+    return "\n".join((head, rule, idle, *lines, "", f"{ratios}."))
 
 
 def _lookup(figures: Figures) -> str:
-    tasks = table(
-        ["keys of the bucket", "look-ups in one task", "CPU for each, task + server"],
-        (
-            [
-                f"{one['keys']:,}",
-                f"**{_rate(one['rate'])}**",
-                f"{one['own_cpu']:,.0f} + {one['server_cpu']:,.0f} ns",
-            ]
-            for one in figures["tasks"]
-        ),
+    tasks = listed(
+        figures["tasks"],
+        "| keys of the bucket | look-ups in one task | CPU for each, task + server |",
+        "| {keys:,} | **{rate:,.0f}/s** | {own_cpu:,.0f} + {server_cpu:,.0f} ns |",
     )
-    runs = (
-        [
-            f"{one['keys']:,}",
-            f"{one['rows']:,}",
-            f"{one['lookup']:.2f} s",
-            f"{one['join']:.2f} s",
-            f"**{one['join'] / one['lookup']:.1f}**",
-        ]
-        for one in figures["spark"]
+    runs = listed(
+        ({**one, "times": one["join"] / one["lookup"]} for one in figures["spark"]),
+        "| keys of the bucket | rows | `lookup` | join | join ÷ `lookup` |",
+        "| {keys:,} | {rows:,} | {lookup:.2f} s | {join:.2f} s | **{times:.1f}** |",
     )
-    head = ["keys of the bucket", "rows", "`lookup`", "join", "join ÷ `lookup`"]
-    return f"{tasks}\n\n{table(head, runs)}" if figures["spark"] else tasks
+    return f"{tasks}\n\n{runs}" if figures["spark"] else tasks
 
 
 SECTIONS: Mapping[str, tuple[str, Callable[[Figures], str]]] = {
@@ -269,7 +215,6 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Figures], str]]] = {
     "latency": ("Latency from put to `foreachBatch` and to a table", _latency),
     "freshness": ("Freshness of a Delta table: from put to visible row", _freshness),
     "commits": ("Many commits into one table by deletion vectors", _commits),
-    "history": ("A history (SCD type 2), compared with the newest entries (type 1)", _history),
     "writing": ("Writing, compared with a bare socket and Spark's Kafka sink", _writing),
     "planner": ("Planning", _planner),
     "several": ("Many buckets in one query", _several),

@@ -11,19 +11,16 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from benchmarks.support.bucket_data import SIZE, create_bucket, entries, write_parquet
+from benchmarks.support.bucket_data import SIZE, create_bucket, entries, purge, write_parquet
 from benchmarks.support.kafka import KafkaBroker, create_topic, start_kafka
-from benchmarks.support.machine import cores, cpu_by_role
-from benchmarks.support.raw_connection import RawConnection
+from benchmarks.support.machine import cores, timed
 from benchmarks.support.spark_session import spark_session
 from nats_stream_source.embedded import NatsServer
 
@@ -31,46 +28,19 @@ NATS, KAFKA, NOOP = "nats_kv", "kafka", "noop"
 _KEYS = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class SinkResult:
-    """One sink with one number of tasks.
-
-    Attributes:
-        seconds: of each counted run.
-        cpu: CPU nanoseconds a row of ``server``, ``python`` (workers) and ``jvm``; medians.
-    """
-
-    sink: str
-    tasks: int
-    rows: int
-    seconds: list[float]
-    cpu: dict[str, float]
-
-    @property
-    def rate(self) -> float:
-        """Rows per second; median."""
-        return self.rows / statistics.median(self.seconds)
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self) | {"rate": self.rate}
-
-
-def measure(
-    rows: int, rounds: int, *, kafka: bool, report: Callable[[str], None]
-) -> list[SinkResult]:
+def measure(rows: int, rounds: int, *, kafka: bool) -> list[dict[str, Any]]:
     """Write ``rows`` rows of 128 bytes with each sink, ``rounds`` times in turns."""
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         server = stack.enter_context(NatsServer())
-        jars, broker = start_kafka(stack, report) if kafka else ([], None)
+        jars, broker = start_kafka(stack) if kafka else ([], None)
         write_parquet(scratch / "entries.parquet", entries(rows, _KEYS, SIZE))
         create_bucket(server.port, "bench", history=64)
         with spark_session(jars) as spark:
             results = []
             for tasks in sorted({1, cores()}):
                 table = _in_files(spark, scratch, tasks)
-                results += _alternate(spark, table, tasks, rows, rounds, server, broker, report)
+                results += _alternate(spark, table, tasks, rows, rounds, server, broker)
         return results
 
 
@@ -94,8 +64,7 @@ def _alternate(
     rounds: int,
     server: NatsServer,
     broker: KafkaBroker | None,
-    report: Callable[[str], None],
-) -> list[SinkResult]:
+) -> list[dict[str, Any]]:
     roles = {server.pid: NATS} | ({broker.pid: KAFKA} if broker else {})
     sinks: dict[str, Mapping[str, str]] = {
         NOOP: {},
@@ -108,38 +77,28 @@ def _alternate(
     cpu: dict[str, list[dict[str, float]]] = {}
     for turn in range(rounds + 1):
         for sink, options in sinks.items():
-            before, began = cpu_by_role(roles), time.perf_counter()
             mode = "overwrite" if sink == NOOP else "append"
-            table.write.format(sink).options(**options).mode(mode).save()
-            taken = time.perf_counter() - began
-            after = cpu_by_role(roles)
+            writer = table.write.format(sink).options(**options).mode(mode)
+            taken, spent_by_role = timed(roles, writer.save)
             if sink == NATS:
-                _purge(server.port, rows)
-            report(f"{sink}, {tasks} task(s): {rows / taken:,.0f} rows/s")
+                purge(server.port, min(rows, 64 * _KEYS))
+            print(f"{sink}, {tasks} task(s): {rows / taken:,.0f} rows/s")
             if turn:
                 seconds.setdefault(sink, []).append(taken)
-                used = {role: (after[role] - before[role]) / rows * 1e9 for role in after}
+                used = {role: spent / rows * 1e9 for role, spent in spent_by_role.items()}
                 used["server"] = used.get(sink, 0.0)
                 cpu.setdefault(sink, []).append(used)
     return [
-        SinkResult(
-            sink,
-            tasks,
-            rows,
-            seconds[sink],
-            {
+        {
+            "sink": sink,
+            "tasks": tasks,
+            "rows": rows,
+            "seconds": seconds[sink],
+            "cpu": {  # nanoseconds a row
                 role: statistics.median(one[role] for one in cpu[sink])
                 for role in ("server", "python", "jvm")
             },
-        )
+            "rate": rows / statistics.median(seconds[sink]),
+        }
         for sink in sinks
     ]
-
-
-def _purge(port: int, rows: int) -> None:
-    with RawConnection(port) as connection:
-        state = connection.request("$JS.API.STREAM.INFO.KV_bench", {})["state"]
-        stored = state["messages"]
-        if stored != min(rows, 64 * _KEYS):
-            raise RuntimeError(f"the bucket has {stored:,} messages after {rows:,} rows")
-        connection.request("$JS.API.STREAM.PURGE.KV_bench", {})

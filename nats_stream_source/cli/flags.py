@@ -120,11 +120,13 @@ def add_options(parser: argparse._ArgumentGroup, options: Iterable[Option]) -> N
         return flag(match[1]) if match[1] in _NAMES else match[1]
 
     for option in options:
-        description = _HELP.get(option.name, option.description)
+        description = _HELP.get(option.name, option.help)
         description = re.sub(r"`([^`]+)`", quoted_to_flag, description).replace("%", "%%")
         if _can_prompt(option):
             description = f"{description} Use - to be prompted, or {variable(option.name)}."
-        kind = option.kind.rpartition(" of ")[2].rpartition(" in ")[2].upper().replace(" ", "-")
+        kind = (
+            option.kind.name.rpartition(" of ")[2].rpartition(" in ")[2].upper().replace(" ", "-")
+        )
         metavar = _METAVARS.get(option.name, kind)
         parser.add_argument(flag(option.name), dest=option.name, metavar=metavar, help=description)
 

@@ -30,7 +30,6 @@ import asyncio
 import weakref
 from typing import Any
 
-from nats_stream_source.aio.retry import Backoff, is_transient, retry
 from nats_stream_source.aio.tasks import wait_cancellable
 from nats_stream_source.connection.connection import Connection
 from nats_stream_source.err_codes import UNKNOWN_FIELD
@@ -41,6 +40,7 @@ from nats_stream_source.errors import (
     RequestTimeoutError,
 )
 from nats_stream_source.jetstream.api import JetStream, StoredMessage
+from nats_stream_source.jetstream.retry import Backoff, is_transient, retry
 from nats_stream_source.jetstream.stream_info import StreamInfo
 
 _CONFIRM_DELAY = 1.0  # seconds; a deposed leader that hears of the new one steps down in ms

@@ -13,10 +13,10 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from nats_stream_source.aio.retry import Outage, retry_transient
 from nats_stream_source.aio.tasks import wait_cancellable
 from nats_stream_source.connection.connection import Connection, ConnectionSettings
 from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.retry import Outage, retry_transient
 
 T = TypeVar("T")
 

@@ -24,17 +24,13 @@ DISCOVERY_INTERVAL = 30.0  # seconds
 COMMON: tuple[Option, ...] = (
     Option(
         "maxRowsPerTrigger",
-        "integer",
         converters.integer,
-        None,
         "Maximum number of rows in one micro-batch. Default: no limit.",
         only=Mode.STREAMING,
     ),
     Option(
         "maxBytesPerTrigger",
-        "number of bytes",
         converters.byte_size,
-        None,
         "Approximate maximum size of one micro-batch, by the stream's mean message size. Default: "
         "no limit. A number, or a number with the suffix `k`, `m` or `g` (powers of 1024). With "
         "`maxRowsPerTrigger`, both limits apply.",
@@ -42,27 +38,21 @@ COMMON: tuple[Option, ...] = (
     ),
     Option(
         "minRowsPerTrigger",
-        "integer",
         converters.integer,
-        None,
         "Minimum number of rows in one micro-batch, or `maxTriggerDelay` passes. The first "
         "micro-batch of a run, `availableNow` and `once` do not wait. Default: 1.",
         only=Mode.STREAMING,
     ),
     Option(
         "maxTriggerDelay",
-        "seconds",
         converters.long_duration,
-        None,
         "Maximum time in seconds from one micro-batch to the next one, while fewer than "
         f"`minRowsPerTrigger` rows are available. Default: {MAX_TRIGGER_DELAY:g}.",
         only=Mode.STREAMING,
     ),
     Option(
         "outageTimeout",
-        "duration in seconds",
         converters.outage,
-        None,
         "Maximum time that a running query waits for unavailable servers, or a stream without "
         "a leader, and for progress of a mirror that lacks what the query has read. At the start "
         "of a query `connectTimeout` applies to servers. Default: "
@@ -71,52 +61,43 @@ COMMON: tuple[Option, ...] = (
     ),
     Option(
         "minPartitions",
-        "integer",
         converters.partition_count,
-        None,
         "Minimum number of partitions per batch. Default: one per 500,000 rows or 128 MiB, at most "
         "the driver's cores. At most 10,000; a range is not split further than its sequences.",
     ),
     Option(
         "discoveryInterval",
-        "seconds",
         converters.long_duration,
-        None,
         "Maximum time in seconds until a query with a pattern finds a new match. Default: "
         f"{DISCOVERY_INTERVAL:g}.",
         only=Mode.STREAMING,
     ),
     Option(
         "startTimeStrategy",
-        "`error` or `latest`",
         converters.start_time_strategy,
-        None,
         "What happens if all messages of a stream are older than `startTime`: `error` refuses to "
         "start, `latest` starts with the next message, also if the time is in the future. Default: "
         "the query starts with the next message, and a time in the future is an error.",
     ),
     Option(
         "failOnDataLoss",
-        "boolean",
         converters.boolean,
-        True,
-        "Whether the query fails when messages were removed before it read them. Default: `true`; "
-        "with `false` it logs a warning and continues.",
+        "Whether the query fails when messages were removed before it read them. {default}; with "
+        "`false` it logs a warning and continues.",
+        default=True,
     ),
     Option(
         "includeHeaders",
-        "boolean",
         converters.boolean,
-        False,
-        "Whether rows have the column `headers`. Default: `false`.",
+        "Whether rows have the column `headers`. {default}.",
+        default=False,
     ),
     Option(
         "includeOrigin",
-        "boolean",
         converters.boolean,
-        False,
         "Whether rows have the columns `origin_stream` and `origin_sequence`, which name the "
-        "message that a stream with sources copied. Default: `false`.",
+        "message that a stream with sources copied. {default}.",
+        default=False,
     ),
 )
 

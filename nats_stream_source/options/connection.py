@@ -22,122 +22,90 @@ _DEFAULTS = {field.name: field.default for field in fields(ConnectionSettings)}
 CONNECTION: tuple[Option, ...] = (
     Option(
         "servers",
-        "list of URLs",
         converters.server_urls,
-        None,
         "URLs of the NATS servers, such as `nats://host:4222`. Required. URLs with credentials are "
         "refused.",
-        True,
+        secret=True,
     ),
-    Option("user", "string", converters.name, None, "User name. Requires `password`."),
-    Option("password", "string", converters.password, None, "Password of `user`.", secret=True),
-    Option("token", "string", converters.name, None, "Authentication token.", secret=True),
+    Option("user", converters.name, "User name. Requires `password`."),
+    Option("password", converters.password, "Password of `user`.", secret=True),
+    Option("token", converters.name, "Authentication token.", secret=True),
     Option(
         "credentials",
-        "path",
-        converters.string,
-        None,
+        converters.path,
         "Credentials file (user JWT and nkey seed). The path must be readable on every machine.",
     ),
     Option(
         "credentialsContent",
-        "string",
         converters.credentials_content,
-        None,
         "Content of a credentials file, instead of `credentials`. It must contain a word that "
         "Spark's redaction recognises, such as `secret`.",
         secret=True,
     ),
     Option(
         "nkeySeedFile",
-        "path",
-        converters.string,
-        None,
+        converters.path,
         "File with a user's nkey seed. The path must be readable on every machine.",
     ),
     Option(
         "tlsCaFile",
-        "path",
-        converters.string,
-        None,
+        converters.path,
         "PEM certificates of the authorities to trust. Default: those of the system.",
     ),
-    Option(
-        "tlsCertFile",
-        "path",
-        converters.string,
-        None,
-        "PEM certificate of the client. Requires `tlsKeyFile`.",
-    ),
+    Option("tlsCertFile", converters.path, "PEM certificate of the client. Requires `tlsKeyFile`."),
     Option(
         "tlsKeyFile",
-        "path",
-        converters.string,
-        None,
+        converters.path,
         "Private key of `tlsCertFile`. The key must not be encrypted.",
     ),
     Option(
         "tlsHandshakeFirst",
-        "boolean",
         converters.boolean,
-        False,
-        "Whether the client starts the TLS handshake before the server sends INFO. Default: "
-        "`false`. Set it for servers with `handshake_first`.",
+        "Whether the client starts the TLS handshake before the server sends INFO. {default}. "
+        "Set it for servers with `handshake_first`.",
+        default=False,
     ),
     Option(
         "domain",
-        "string",
         converters.subject_token,
-        None,
         "JetStream domain (ADR-19). One token; excludes `apiPrefix`.",
     ),
     Option(
         "apiPrefix",
-        "subject",
         converters.subject,
-        None,
         "Prefix of the JetStream API subjects (ADR-19). Default: `$JS.API`. Excludes `domain`.",
     ),
     Option(
         "inboxPrefix",
-        "subject",
         converters.subject,
-        _DEFAULTS["inbox_prefix"],
-        "First tokens of the reply and deliver subjects, in ASCII. Default: "
-        f"`{_DEFAULTS['inbox_prefix']}`.",
+        "First tokens of the reply and deliver subjects, in ASCII. {default}.",
+        default=_DEFAULTS["inbox_prefix"],
     ),
     Option(
         "consumerPrefix",
-        "string",
         converters.subject_token,
-        _DEFAULTS["consumer_prefix"],
-        f"First part of the names of consumers. Default: `{_DEFAULTS['consumer_prefix']}`. One "
-        "token.",
+        "First part of the names of consumers. {default}. One token.",
+        default=_DEFAULTS["consumer_prefix"],
     ),
     Option(
         "connectTimeout",
-        "duration in seconds",
         converters.duration,
-        _DEFAULTS["connect_timeout"],
-        "Maximum time to connect, and to retry while servers are not available. Default: "
-        f"{_DEFAULTS['connect_timeout']:g}; from 0.05 to 3600.",
+        "Maximum time to connect, and to retry while servers are not available. {default}; from "
+        "0.05 to 3600.",
+        default=_DEFAULTS["connect_timeout"],
     ),
     Option(
         "requestTimeout",
-        "duration in seconds",
         converters.duration,
-        _DEFAULTS["request_timeout"],
-        "Maximum time to wait for one response of a server. Default: "
-        f"{_DEFAULTS['request_timeout']:g}; from 0.05 to 3600.",
+        "Maximum time to wait for one response of a server. {default}; from 0.05 to 3600.",
+        default=_DEFAULTS["request_timeout"],
     ),
     Option(
         "maxControlLine",
-        "number of bytes",
-        converters.integer,
-        _DEFAULTS["max_control_line"],
-        "Maximum length of a subject with its reply and sizes; longer ones are an error. Default: "
-        f"{_DEFAULTS['max_control_line']}, as at the servers; change it with their "
-        "`max_control_line`.",
+        converters.integer.named("number of bytes"),
+        "Maximum length of a subject with its reply and sizes; longer ones are an error. "
+        "{default}, as at the servers; change it with their `max_control_line`.",
+        default=_DEFAULTS["max_control_line"],
     ),
 )
 

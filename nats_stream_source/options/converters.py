@@ -1,7 +1,7 @@
 """Converters of option values: from the string that Spark passes to a Python value.
 
-Each function raises ValueError with the reason as a verb phrase (``is not an integer``). The reason
-never contains the value, which may be a secret.
+Each raises ValueError with the reason as a verb phrase (``is not an integer``). The reason never
+contains the value, which may be a secret.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from nats_stream_source.errors import ProtocolError
 from nats_stream_source.jetstream.kv.config import MAX_HISTORY
@@ -27,10 +28,40 @@ from nats_stream_source.wire.codec.definition import (
     parse_chain,
 )
 
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind(Generic[T]):
+    """A kind of values, which is called with the string that Spark passes.
+
+    Attributes:
+        name: its name in the documentation, in plain terms.
+        convert: returns the value, or raises ValueError.
+    """
+
+    name: str
+    convert: Callable[[str], T]
+
+    def __call__(self, value: str) -> T:
+        """The value of a string."""
+        return self.convert(value)
+
+    def named(self, name: str) -> Kind[T]:
+        """The same values under another name."""
+        return Kind(name, self.convert)
+
+
+def kind(name: str) -> Callable[[Callable[[str], T]], Kind[T]]:
+    """A decorator of a converter."""
+    return lambda convert: Kind(name, convert)
+
+
 # The pattern of Spark's default ``spark.redaction.regex``, applied to option names and values.
 _REDACTED = re.compile(r"secret|password|token|access[.]?key", re.IGNORECASE)
 
 
+@kind("string")
 def string(value: str) -> str:
     """A non-empty string; surrounding spaces are removed."""
     if not value.strip():
@@ -38,6 +69,10 @@ def string(value: str) -> str:
     return value.strip()
 
 
+path = string.named("path")
+
+
+@kind("string")
 def name(value: str) -> str:
     """A name or a token on the server, unchanged: white space in it is not padding."""
     if not value:
@@ -45,11 +80,13 @@ def name(value: str) -> str:
     return value
 
 
+@kind("string")
 def password(value: str) -> str:
     """A password, unchanged; it may be empty."""
     return value
 
 
+@kind("string")
 def single_name(value: str) -> str:
     """One name on the server; a list is refused, since a query reads one bucket or stream."""
     if "," in name(value):
@@ -57,6 +94,7 @@ def single_name(value: str) -> str:
     return value
 
 
+@kind("regular expression")
 def pattern(value: str) -> str:
     """A regular expression."""
     try:
@@ -66,6 +104,7 @@ def pattern(value: str) -> str:
     return value
 
 
+@kind("boolean")
 def boolean(value: str) -> bool:
     """``true`` or ``false``."""
     lowered = value.strip().lower()
@@ -74,6 +113,7 @@ def boolean(value: str) -> bool:
     return lowered == "true"
 
 
+@kind("integer")
 def integer(value: str) -> int:
     """An integer from 1 to the largest stream sequence."""
     digits = value.strip()
@@ -87,6 +127,7 @@ def integer(value: str) -> int:
     return number
 
 
+@kind("integer")
 def partition_count(value: str) -> int:
     """A number of Spark partitions, at most 10,000."""
     return _bounded(value, 10_000)
@@ -99,24 +140,29 @@ def _bounded(value: str, largest: int) -> int:
     return number
 
 
+@kind("integer")
 def replica_count(value: str) -> int:
     """A number of replicas of a stream, at most 5."""
     return _bounded(value, 5)
 
 
+@kind("integer")
 def history_depth(value: str) -> int:
     """A number of revisions per key, at most 64 (ADR-8)."""
     return _bounded(value, MAX_HISTORY)
 
 
+@kind("integer")
 def in_flight_count(value: str) -> int:
     """A number of unacknowledged messages, at most 10,000: a stream buffers so many."""
     return _bounded(value, 10_000)
 
 
-def one_of(*names: str) -> Callable[[str], str]:
-    """A converter for one of ``names``, in any case."""
+def one_of(*names: str) -> Kind[str]:
+    """One of ``names``, in any case."""
+    quoted = [f"`{name}`" for name in names]
 
+    @kind(f"{', '.join(quoted[:-1])} or {quoted[-1]}")
     def convert(value: str) -> str:
         lowered = value.strip().lower()
         if lowered not in names:
@@ -126,11 +172,13 @@ def one_of(*names: str) -> Callable[[str], str]:
     return convert
 
 
+@kind("duration in seconds")
 def long_duration(value: str) -> float:
     """A duration in seconds, from 0.1 to 9e9 (:data:`LONGEST_DURATION`)."""
     return _seconds(value, 0.1, LONGEST_DURATION)
 
 
+@kind("number of bytes")
 def byte_size(value: str) -> int:
     """A number of bytes; the suffixes ``k``, ``m`` and ``g`` are powers of 1024."""
     digits, unit = value.strip().lower(), 1
@@ -142,11 +190,13 @@ def byte_size(value: str) -> int:
     return integer(str(integer(digits) * unit))
 
 
+@kind("duration in seconds")
 def duration(value: str) -> float:
     """A duration in seconds, from 0.05 to 3600."""
     return _seconds(value, 0.05, 3600)
 
 
+@kind("duration in seconds")
 def outage(value: str) -> float:
     """A duration in seconds, from 0 to 86,400."""
     return _seconds(value, 0, 86_400)
@@ -162,6 +212,7 @@ def _seconds(value: str, least: float, most: float) -> float:
     return number
 
 
+@kind("timestamp")
 def timestamp(value: str) -> int:
     """Nanoseconds since 1970 of an RFC 3339 timestamp with a time zone."""
     try:
@@ -173,6 +224,7 @@ def timestamp(value: str) -> int:
         ) from None
 
 
+@kind("integer, or JSON object")
 def start_sequence(value: str) -> int | NamedStarts:
     """A stream sequence, or a JSON object with one for each bucket or stream."""
     if not value.lstrip().startswith("{"):
@@ -180,6 +232,7 @@ def start_sequence(value: str) -> int | NamedStarts:
     return _named_starts(value, int, "a sequence", lambda number: integer(str(number)))
 
 
+@kind("timestamp, or JSON object")
 def start_time(value: str) -> int | NamedStarts:
     """A timestamp, or a JSON object with one for each bucket or stream."""
     if not value.lstrip().startswith("{"):
@@ -215,6 +268,7 @@ def _json(value: str, **arguments: Any) -> Any:
         raise ValueError(f"is not a JSON object: {error}") from None
 
 
+@kind("JSON object of strings")
 def metadata(value: str) -> dict[str, str]:
     """A JSON object of strings."""
     parsed = _json(value)
@@ -225,6 +279,7 @@ def metadata(value: str) -> dict[str, str]:
     return parsed
 
 
+@kind("list of strings")
 def string_list(value: str) -> tuple[str, ...]:
     """Strings separated by commas."""
     elements = tuple(element.strip() for element in value.split(","))
@@ -233,6 +288,7 @@ def string_list(value: str) -> tuple[str, ...]:
     return elements
 
 
+@kind("list of URLs")
 def server_urls(value: str) -> tuple[str, ...]:
     """URLs without credentials."""
     if "@" in value:
@@ -243,6 +299,7 @@ def server_urls(value: str) -> tuple[str, ...]:
     return string_list(value)
 
 
+@kind("string")
 def credentials_content(value: str) -> str:
     """The content of a credentials file in which Spark recognises a secret."""
     if not _REDACTED.search(value):
@@ -254,6 +311,7 @@ def credentials_content(value: str) -> str:
     return value
 
 
+@kind("string")
 def subject_token(value: str) -> str:
     """One token of a subject."""
     if not value or set(value) & set(" \t\r\n.*>"):
@@ -261,6 +319,7 @@ def subject_token(value: str) -> str:
     return value
 
 
+@kind("subject")
 def subject(value: str) -> str:
     """A subject without wildcards."""
     for token in value.split("."):
@@ -268,21 +327,25 @@ def subject(value: str) -> str:
     return value
 
 
+@kind("list of codecs")
 def key_codec(value: str) -> Chain:
     """Codecs of keys in the order in which they encode."""
     return parse_chain(value, KEY_CODECS)
 
 
+@kind("list of codecs")
 def value_codec(value: str) -> Chain:
     """Codecs of values in the order in which they encode."""
     return parse_chain(value, VALUE_CODECS)
 
 
+@kind("`error` or `latest`")
 def start_time_strategy(value: str) -> StartTimeStrategy:
     """``error`` or ``latest``."""
     return StartTimeStrategy(one_of(*StartTimeStrategy)(value))
 
 
+@kind("deliver policy")
 def deliver_policy(value: str) -> DeliverPolicy:
     """One of JetStream's deliver policies."""
     try:

@@ -15,70 +15,53 @@ from nats_stream_source.options.table import Option
 CREATION: tuple[Option, ...] = (
     Option(
         "replicas",
-        "integer",
         converters.replica_count,
-        None,
         "Replicas of a bucket or stream that is created. Default: 1; at most 5.",
     ),
     Option(
         "storage",
-        "`file` or `memory`",
         converters.one_of("file", "memory"),
-        None,
         "Storage of a bucket or stream that is created. Default: `file`.",
     ),
     Option(
         "maxBytes",
-        "size",
         converters.byte_size,
-        None,
         "Size of a bucket or stream that is created, in bytes or with `k`, `m` or `g`; an account "
         "can require it. A full bucket refuses rows, a full stream removes its oldest messages. "
         "Default: no limit.",
     ),
     Option(
         "compression",
-        "`none` or `s2`",
         converters.one_of("none", "s2"),
-        None,
         "Compression of the files of a bucket or stream that is created. Default: `none`; requires "
         "server 2.10.",
     ),
     Option(
         "placementCluster",
-        "string",
         converters.string,
-        None,
         "Cluster of a bucket or stream that is created. Default: the connection's.",
     ),
     Option(
         "placementTags",
-        "list of strings",
         converters.string_list,
-        (),
         "Tags that each server of a bucket or stream that is created has. Default: none.",
+        default=(),
     ),
     Option(
         "metadata",
-        "JSON object of strings",
         converters.metadata,
-        None,
         'Metadata of a bucket or stream that is created, as `{"owner": "fleet"}`. Default: none; '
         "requires server 2.10.",
     ),
     Option(
         "ttl",
-        "duration in seconds",
         converters.long_duration,
-        None,
         "Age at which a created bucket or stream removes a message. Default: no limit. The column "
         "`ttl` sets it for single rows.",
     ),
     Option(
         "duplicateWindow",
-        "duration in seconds",
         converters.long_duration,
-        None,
         "Time during which a created bucket or stream recognises a message id that it has stored. "
         "Default: 120. Set it longer than a restart of the query takes.",
     ),

@@ -34,19 +34,17 @@ from nats_stream_source.options.table import Mode, Option, parse
 CODECS: tuple[Option, ...] = (
     Option(
         "keyCodec",
-        "list of codecs",
         converters.key_codec,
-        (),
         "How keys are encoded (ADR-54): `base64`, `path`, or several in the order in which they "
         "encode, such as `path,base64`. Default: keys are stored as they are.",
+        default=(),
         advice="write 'base64', 'path' or 'path,base64'",
     ),
     Option(
         "valueCodec",
-        "list of codecs",
         converters.value_codec,
-        (),
         "How values are encoded (ADR-54): `base64`. Default: values are stored as they are.",
+        default=(),
         advice="write 'base64'",
     ),
 )
@@ -55,126 +53,100 @@ READ_CODECS: tuple[Option, ...] = (
     *CODECS,
     Option(
         "onUndecodable",
-        "`fail`, `skip` or `null`",
         converters.one_of("fail", "skip", "null"),
-        None,
         "What happens to an entry that `keyCodec` or `valueCodec` cannot decode. Default: `fail`; "
         "`skip` leaves out the row and logs the number of such rows, `null` sets the key or value "
         "to null.",
     ),
     Option(
         "includeRawKey",
-        "boolean",
         converters.boolean,
-        False,
-        "Whether rows have the column `raw_key`, the key as it is stored. Default: `false`. "
-        "Requires `keyCodec`.",
+        "Whether rows have the column `raw_key`, the key as it is stored. {default}. Requires "
+        "`keyCodec`.",
+        default=False,
     ),
 )
 
 KV: tuple[Option, ...] = (
     Option(
         "bucket",
-        "string",
         converters.single_name,
-        None,
         "Name of the key-value bucket. One of `bucket`, `buckets` and `bucketPattern` is required.",
         advice="write the name of one bucket, or set 'buckets' to read several",
     ),
     Option(
-        "buckets",
-        "list of strings",
-        converters.string_list,
-        (),
-        "Names of the buckets that one query reads.",
+        "buckets", converters.string_list, "Names of the buckets that one query reads.", default=()
     ),
     Option(
         "bucketPattern",
-        "regular expression",
         converters.pattern,
-        None,
         "The query reads each bucket whose whole name it matches (syntax of Python's `re`), also "
         "those that are created while it runs.",
     ),
     Option(
         "keys",
-        "list of key filters",
-        converters.string_list,
-        (),
+        converters.string_list.named("list of key filters"),
         "Keys to read; `*` matches one token and `>` the rest. Default: all keys. The filters must "
         "not overlap.",
+        default=(),
     ),
     Option(
         "includeHistory",
-        "boolean",
         converters.boolean,
-        False,
         "Whether the query starts with all revisions that the bucket has, instead of the last of "
-        "each key. Default: `false`.",
+        "each key. {default}.",
+        default=False,
     ),
     Option(
         "updatesOnly",
-        "boolean",
         converters.boolean,
-        False,
-        "Whether the query starts with the next write. Default: `false`. Streaming only.",
+        "Whether the query starts with the next write. {default}. Streaming only.",
+        default=False,
     ),
     Option(
         "ignoreDeletes",
-        "boolean",
         converters.boolean,
-        False,
-        "Whether DEL and PURGE markers are left out. Default: `false`.",
+        "Whether DEL and PURGE markers are left out. {default}.",
+        default=False,
     ),
     Option(
         "metaOnly",
-        "boolean",
         converters.boolean,
-        False,
-        "Whether values are left out, so that `value` is null. Default: `false`.",
+        "Whether values are left out, so that `value` is null. {default}.",
+        default=False,
     ),
     *READ_CODECS,
     Option(
         "startSequence",
-        "integer, or JSON object",
         converters.start_sequence,
-        None,
         "First revision to read. Default: the last revision of each key. With several buckets a "
-        'JSON object with a revision, `"earliest"` or `"latest"` for each: '
-        '`{"a": 17, "b": "earliest"}`.',
+        'JSON object with a revision, `"earliest"` or `"latest"` for each: `{"a": 17, "b": '
+        '"earliest"}`.',
         advice="write 1 or higher for the first revision to read, or updatesOnly=true for "
         "later writes only",
     ),
     Option(
         "startTime",
-        "timestamp, or JSON object",
         converters.start_time,
-        None,
         "The query starts with the first revision at or after this time. RFC 3339 with a time "
         "zone. Excludes `startSequence`. With several buckets also a JSON object, as for "
         "`startSequence`.",
     ),
     Option(
         "minLastRevision",
-        "integer",
         converters.integer,
-        None,
         "Wait up to `requestTimeout` for this revision before the first read (ADR-53), for example "
         "for that of the program's own last write. Default: no wait.",
     ),
     Option(
         "asOfSequence",
-        "integer",
         converters.integer,
-        None,
         "Read the bucket as it was at this revision. Limited by the bucket's history.",
         only=Mode.BATCH,
     ),
     Option(
         "asOfTime",
-        "timestamp",
         converters.timestamp,
-        None,
         "Read the bucket as it was at this time. RFC 3339 with a time zone; limited by the "
         "bucket's history. Excludes `asOfSequence`.",
         only=Mode.BATCH,

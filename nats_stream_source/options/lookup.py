@@ -22,9 +22,7 @@ LOOKUP: tuple[Option, ...] = (
     *CODECS,
     Option(
         "onUndecodable",
-        "`fail` or `null`",
         converters.one_of("fail", "null"),
-        None,
         "What happens to a value that `valueCodec` cannot decode. Default: `fail`; `null` sets it "
         "to null.",
     ),

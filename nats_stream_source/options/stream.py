@@ -33,100 +33,76 @@ from nats_stream_source.options.table import Mode, Option, parse
 STREAM: tuple[Option, ...] = (
     Option(
         "stream",
-        "string",
         converters.single_name,
-        None,
         "Name of the stream. One of `stream`, `streams`, `streamPattern` and `subject` is "
         "required.",
         advice="write the name of one stream, or set 'streams' to read several",
     ),
     Option(
-        "streams",
-        "list of strings",
-        converters.string_list,
-        (),
-        "Names of the streams that one query reads.",
+        "streams", converters.string_list, "Names of the streams that one query reads.", default=()
     ),
     Option(
         "streamPattern",
-        "regular expression",
         converters.pattern,
-        None,
         "The query reads each stream whose whole name it matches (syntax of Python's `re`), also "
         "those that are created while it runs.",
     ),
     Option(
         "subject",
-        "subject filter",
-        converters.name,
-        None,
+        converters.name.named("subject filter"),
         "Subject to read; `*` matches one token and `>` the rest. The source looks up the stream "
         "that has the subject.",
     ),
     Option(
         "filterSubjects",
-        "list of subject filters",
-        converters.string_list,
-        (),
+        converters.string_list.named("list of subject filters"),
         "Subjects of the streams to read. Default: all subjects. The filters must not overlap.",
+        default=(),
     ),
     Option(
         "deliverPolicy",
-        "deliver policy",
         converters.deliver_policy,
-        None,
         "Start position: `all`, `new`, `last`, `last_per_subject`, `by_start_sequence` or "
         "`by_start_time`. Default: `all`, or the policy of `startSequence` or `startTime`.",
     ),
     Option(
         "startSequence",
-        "integer, or JSON object",
         converters.start_sequence,
-        None,
         "First sequence to read. The query waits for a sequence that the stream has not reached. "
-        'With several streams a JSON object with a sequence, `"earliest"` or `"latest"` for '
-        'each: `{"A": 17, "B": "earliest"}`.',
+        'With several streams a JSON object with a sequence, `"earliest"` or `"latest"` for each: '
+        '`{"A": 17, "B": "earliest"}`.',
         advice="write 1 or higher for the first sequence to read, or deliverPolicy=new for "
         "later messages only",
     ),
     Option(
         "startTime",
-        "timestamp, or JSON object",
         converters.start_time,
-        None,
         "The query starts with the first message at or after this time. RFC 3339 with a time zone. "
         "Excludes `startSequence`. With several streams also a JSON object, as for "
         "`startSequence`.",
     ),
     Option(
         "endSequence",
-        "integer",
         converters.integer,
-        None,
         "Last sequence to read. Default: the last sequence of the stream.",
         only=Mode.BATCH,
     ),
     Option(
         "endTime",
-        "timestamp",
         converters.timestamp,
-        None,
         "The query ends before the first message at or after this time, so that ranges of time "
         "adjoin. RFC 3339 with a time zone. Excludes `endSequence`.",
         only=Mode.BATCH,
     ),
     Option(
         "headersOnly",
-        "boolean",
         converters.boolean,
-        False,
-        "Whether payloads are left out, so that `data` is null. Default: `false`.",
+        "Whether payloads are left out, so that `data` is null. {default}.",
+        default=False,
     ),
     Option(
         "minLastSequence",
-        "integer",
         converters.integer,
-        None,
         "Wait up to `requestTimeout` for this sequence before the first read (ADR-53), for example "
         "for that of the program's own last publish. Default: no wait.",
     ),

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from nats_stream_source.errors import OptionError
+from nats_stream_source.options.converters import Kind
 
 
 class Mode(Enum):
@@ -28,24 +29,34 @@ class Option:
 
     Attributes:
         name: the name in Spark, in camel case.
-        kind: the type in plain terms, for the documentation.
-        parse: converts the string that Spark passes; raises ValueError with the reason, a verb
+        kind: converts the string that Spark passes; raises ValueError with the reason, a verb
             phrase such as ``is not an integer``, which never contains the value.
+        description: what the option sets, then its default and limits. ``{default}`` stands for
+            the text of ``default``.
         default: the value when the option is not set.
-        description: what the option sets, then its default and limits.
         secret: whether the value must not appear in errors.
         only: the one mode that the option applies to; None if it applies to both.
         advice: what to write instead of an invalid value.
     """
 
     name: str
-    kind: str
-    parse: Callable[[str], Any]
-    default: Any
+    kind: Kind[Any]
     description: str
+    default: Any = None
     secret: bool = False
     only: Mode | None = None
     advice: str = ""
+
+    @property
+    def help(self) -> str:
+        """The description with the default, for the documentation."""
+        default = self.default
+        shown = f"{default:g}" if isinstance(default, float) else f"{default}"
+        if isinstance(default, bool):
+            shown = f"`{shown.lower()}`"
+        elif isinstance(default, str):
+            shown = f"`{shown}`"
+        return self.description.replace("{default}", f"Default: {shown}")
 
     @property
     def setting(self) -> str:
@@ -72,7 +83,7 @@ def parse(
         if option is None:
             raise OptionError(f"unknown option {name!r}{_instead(name, by_name, advice or {})}")
         try:
-            values[option.name] = option.parse(text)
+            values[option.name] = option.kind(text)
         except ValueError as error:
             shown = "the value" if option.secret else repr(text)
             action = f"; {option.advice}" if option.advice else ""
@@ -95,5 +106,5 @@ def markdown_table(table: tuple[Option, ...]) -> str:
     lines = ["| option | type | meaning |", "| --- | --- | --- |"]
     for option in table:
         only = f" {option.only.name.capitalize()} only." if option.only else ""
-        lines.append(f"| `{option.name}` | {option.kind} | {option.description}{only} |")
+        lines.append(f"| `{option.name}` | {option.kind.name} | {option.help}{only} |")
     return "\n".join(lines) + "\n"

@@ -45,83 +45,69 @@ class MessageId(Enum):
 _WRITING: tuple[Option, ...] = (
     Option(
         "ifMissing",
-        "`error` or `create`",
         converters.one_of("error", "create"),
-        "error",
-        "What to do if the bucket or stream does not exist. Default: `error`; `create` creates it "
-        "with the options `replicas`, `storage`, `maxBytes`, `compression`, `placementCluster`, "
+        "What to do if the bucket or stream does not exist. {default}; `create` creates it with "
+        "the options `replicas`, `storage`, `maxBytes`, `compression`, `placementCluster`, "
         "`placementTags`, `metadata`, `ttl` and `duplicateWindow`, a bucket also with `history` "
         "and `limitMarkerTtl`, a stream with `subjects`.",
+        default="error",
     ),
     *CREATION,
     Option(
         "messageId",
-        "`none` or `auto`",
         converters.one_of("none", "auto"),
-        "none",
         "Whether each message has a `Nats-Msg-Id` of the query, micro-batch, partition, row and "
-        "content, so that a repeated task is stored once within the duplicate window. Default: "
-        "`none`.",
+        "content, so that a repeated task is stored once within the duplicate window. {default}.",
+        default="none",
     ),
     Option(
         "asyncPersist",
-        "`warn` or `fail`",
         converters.one_of("warn", "fail"),
-        "warn",
         "What to do if the bucket or stream acknowledges a message before it is stored "
         "(`persist_mode: async`, server 2.12): a crash of the server can lose written rows. "
-        "Default: `warn`, a log line; `fail` refuses to write.",
+        "{default}, a log line; `fail` refuses to write.",
+        default="warn",
     ),
     Option(
         "invalidHeaders",
-        "`fail`, `skip` or `encode`",
         converters.one_of("fail", "skip", "encode"),
-        "fail",
         "What to do with a header that cannot be sent: its name has characters other than visible "
-        "ASCII, or `:`; its value is null, begins with white space or has a line break. Default: "
-        "`fail`; `skip` leaves it out, `encode` writes such characters as `%XX`, and both log the "
-        "number.",
+        "ASCII, or `:`; its value is null, begins with white space or has a line break. {default}; "
+        "`skip` leaves it out, `encode` writes such characters as `%XX`, and both log the number.",
+        default="fail",
     ),
     Option(
         "maxInFlight",
-        "integer",
         converters.in_flight_count,
-        MAX_IN_FLIGHT,
-        "Maximum number of messages of a task that wait for their PubAcks. Default: "
-        f"{MAX_IN_FLIGHT}; at most 10,000, the number of messages that a stream buffers.",
+        "Maximum number of messages of a task that wait for their PubAcks. {default}; at most "
+        "10,000, the number of messages that a stream buffers.",
+        default=MAX_IN_FLIGHT,
     ),
 )
 
 KV_WRITE: tuple[Option, ...] = (
     Option(
         "bucket",
-        "string",
         converters.single_name,
-        None,
         "Name of the bucket. Required.",
         advice="write the name of one bucket",
     ),
     Option(
         "onConflict",
-        "`fail` or `skip`",
         converters.one_of("fail", "skip"),
-        "fail",
-        "What a row does whose `expected_revision` is not the revision of its key. Default: "
-        "`fail`; `skip` writes the other rows and logs the number of skipped ones.",
+        "What a row does whose `expected_revision` is not the revision of its key. {default}; "
+        "`skip` writes the other rows and logs the number of skipped ones.",
+        default="fail",
     ),
     *CODECS,
     Option(
         "history",
-        "integer",
         converters.history_depth,
-        None,
         "Revisions per key of a bucket that is created. Default: 1; at most 64.",
     ),
     Option(
         "limitMarkerTtl",
-        "duration in seconds",
         converters.long_duration,
-        None,
         "Time that a created bucket keeps the marker of an expired key. Default: none, and rows "
         "cannot have a `ttl`. At least 1; requires server 2.11.",
     ),
@@ -131,34 +117,24 @@ KV_WRITE: tuple[Option, ...] = (
 STREAM_WRITE: tuple[Option, ...] = (
     Option(
         "stream",
-        "string",
         converters.single_name,
-        None,
         "Name of the stream that must store the rows. Required.",
         advice="write the name of one stream",
     ),
-    Option(
-        "subject",
-        "subject",
-        converters.subject,
-        None,
-        "Subject of all rows. Default: the column `subject`.",
-    ),
+    Option("subject", converters.subject, "Subject of all rows. Default: the column `subject`."),
     Option(
         "subjects",
-        "list of subject filters",
-        converters.string_list,
-        (),
+        converters.string_list.named("list of subject filters"),
         "Subjects of a stream that is created. Default: the option `subject`.",
+        default=(),
     ),
     Option(
         "fastIngest",
-        "boolean",
         converters.boolean,
-        False,
         "Whether the server acknowledges many rows together (ADR-50), which is faster for rows of "
         "up to some hundred bytes. The stream must have `allow_batched`, which needs nats-server "
-        "2.14; a stream that is created has it. Default: false.",
+        "2.14; a stream that is created has it. {default}.",
+        default=False,
     ),
     *_WRITING,
 )

@@ -12,10 +12,10 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
-from nats_stream_source.aio.retry import Outage
 from nats_stream_source.aio.tasks import cancel_and_wait
 from nats_stream_source.connection.connection import ConnectionSettings
 from nats_stream_source.errors import NatsSourceError
+from nats_stream_source.jetstream.retry import Outage
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.logs import field_logger
 from nats_stream_source.options import CONNECTION, KV, STREAM

@@ -14,7 +14,6 @@ import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from nats_stream_source.aio.retry import Outage
 from nats_stream_source.connection.connection import Connection
 from nats_stream_source.delta.driver.position import (
     PositionLog,
@@ -28,6 +27,7 @@ from nats_stream_source.delta.rules.arguments import ChangeRules
 from nats_stream_source.delta.rules.layout import Deletes
 from nats_stream_source.delta.upkeep import COMMIT_INTERVAL, DEFAULT_UPKEEP, Upkeep
 from nats_stream_source.errors import OptionError
+from nats_stream_source.jetstream.retry import Outage
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
 from nats_stream_source.jetstream.stream_identity import (
     StreamChangedError,

@@ -68,12 +68,6 @@ class DirectGetReply:
     status: DirectGetStatus | None
     connection_lost: bool = False
 
-    def __repr__(self) -> str:
-        return (
-            f"<DirectGetReply {self.page!r} status={self.status} "
-            f"connection_lost={self.connection_lost}>"
-        )
-
     @property
     def code(self) -> int | None:
         """The status code; None without a status."""

@@ -13,7 +13,6 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from nats_stream_source.aio.retry import is_transient
 from nats_stream_source.err_codes import UNAVAILABLE
 from nats_stream_source.errors import (
     MessageNotFoundError,
@@ -30,6 +29,7 @@ from nats_stream_source.jetstream.direct_get.request import (
     send_request,
 )
 from nats_stream_source.jetstream.leader import leader_message
+from nats_stream_source.jetstream.retry import is_transient
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.wire.direct_get.reply import NOT_FOUND
 

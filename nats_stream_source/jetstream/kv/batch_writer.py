@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 from types import TracebackType
 
-from nats_stream_source.aio.retry import Backoff
 from nats_stream_source.aio.tasks import gather_limited
 from nats_stream_source.errors import WrongLastSequenceError
 from nats_stream_source.jetstream.api import JetStream
@@ -34,6 +33,7 @@ from nats_stream_source.jetstream.publish.batch_publisher import (
     Rejection,
 )
 from nats_stream_source.jetstream.publish.pub_ack import EXPECTED_LAST_SUBJECT_SEQUENCE, MSG_ID
+from nats_stream_source.jetstream.retry import Backoff
 from nats_stream_source.wire.headers import parse_headers
 from nats_stream_source.wire.publish.headers import replace_value
 

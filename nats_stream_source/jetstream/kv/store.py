@@ -182,7 +182,7 @@ class KeyValue(ReadOnlyKeyValue):
         raw_key = self.bucket.codec.raw_key(key)
         headers = self._ttl_headers(ttl)
         expected = 0
-        # Not aio.retry: each attempt expects the revision of the marker that the last one met.
+        # Not `retry`: each attempt expects the revision of the marker that the last one met.
         for _ in range(_CREATE_ATTEMPTS):
             try:
                 return await self._publish(key, value, headers, expected)

@@ -38,7 +38,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nats_stream_source.aio.retry import retry_transient
 from nats_stream_source.aio.tasks import gather_limited
 from nats_stream_source.jetstream.api import StoredMessage, as_delivered, list_subjects
 from nats_stream_source.jetstream.kv.bucket import Bucket, stream_info_with_revision
@@ -48,6 +47,7 @@ from nats_stream_source.jetstream.kv.last_revision import last_matching_seq
 from nats_stream_source.jetstream.kv.watch_options import WatchOptions
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import ENDLESS, RangeRequest, report_left_out
+from nats_stream_source.jetstream.retry import retry_transient
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
 from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.jetstream.subjects import RESERVED, is_literal

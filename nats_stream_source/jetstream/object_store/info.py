@@ -170,9 +170,6 @@ class Digest:
         self.size = 0
         self._sha256 = hashlib.sha256()
 
-    def __repr__(self) -> str:
-        return f"<Digest of {self.size} bytes in {self.chunks} chunks>"
-
     def add(self, chunk: bytes) -> None:
         """Add the next chunk."""
         self.chunks += 1

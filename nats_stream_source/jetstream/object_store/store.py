@@ -234,7 +234,7 @@ class ObjectStore(ObjectReader):
         self, info: ObjectInfo, old: _CurrentMeta
     ) -> tuple[PubAck, _CurrentMeta]:
         """Write the meta message; return its PubAck and the meta message that it replaced."""
-        # Not aio.retry: each attempt expects another sequence, and the last one expects none.
+        # Not `retry`: each attempt expects another sequence, and the last one expects none.
         for attempt in range(_WRITE_ATTEMPTS):
             try:
                 return await self._write_meta(info, old.seq), old

@@ -76,9 +76,6 @@ class EphemeralConsumer:
         self._undeleted: list[str] = []
         self._reconnects = 0
 
-    def __repr__(self) -> str:
-        return f"<EphemeralConsumer {self.name} of {self._request.stream}>"
-
     @property
     def name(self) -> str:
         """The consumer's name on the server."""

@@ -48,9 +48,6 @@ class MergedFilter:
         self._literals = pa.array(literals, pa.string())
         self._pattern = filter_pattern(wild) if wild else None
 
-    def __repr__(self) -> str:
-        return f"<MergedFilter {self.subject}>"
-
     def select(self, rows: Deliveries) -> Deliveries:
         """The messages of ``rows`` that match one of the filters."""
         if not len(rows):

@@ -34,7 +34,6 @@ from collections.abc import AsyncGenerator
 
 import nats.errors
 
-from nats_stream_source.aio.retry import Backoff, is_outage, is_transient
 from nats_stream_source.aio.tasks import run_to_completion
 from nats_stream_source.connection.inbox import Inbox
 from nats_stream_source.errors import (
@@ -49,6 +48,7 @@ from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.ordered.consumer import EphemeralConsumer
 from nats_stream_source.jetstream.ordered.request import ENDLESS, RangeRequest, report_left_out
 from nats_stream_source.jetstream.ordered.small_range import is_small, small_range
+from nats_stream_source.jetstream.retry import Backoff, is_outage, is_transient
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.stream_identity import (
     Identity,
@@ -240,7 +240,7 @@ class OrderedReader:
         if (cursor.failed_rebuilds > request.attempts and not self._away) or unreachable:
             raise self._consumer_lost_error()
         if cursor.failed_rebuilds > 1:
-            # Not aio.retry: a rebuild is a transition of the cursor, which counts the failures.
+            # Not `retry`: a rebuild is a transition of the cursor, which counts the failures.
             await asyncio.sleep(_BACKOFF.pause(cursor.failed_rebuilds))
         # The cause of a rebuild may be a dead connection, so it is verified.
         verify = bool(cursor.rebuilds)

@@ -14,11 +14,11 @@ messages are so large that the responses would need much memory.
 
 from __future__ import annotations
 
-from nats_stream_source.aio.retry import is_transient
 from nats_stream_source.aio.tasks import gather_limited
 from nats_stream_source.errors import NatsSourceError, PermissionDeniedError, StreamNotFoundError
 from nats_stream_source.jetstream.api import JetStream, as_delivered, max_concurrent_requests
 from nats_stream_source.jetstream.ordered.request import RangeRequest
+from nats_stream_source.jetstream.retry import is_transient
 from nats_stream_source.jetstream.stream_identity import verify_created
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import covers

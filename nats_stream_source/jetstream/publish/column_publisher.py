@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING
 import nats.errors
 import numpy as np
 
-from nats_stream_source.aio.retry import Backoff, is_transient
 from nats_stream_source.connection.inbox import Inbox
 from nats_stream_source.connection.liveness import PONG_TIMEOUT
 from nats_stream_source.connection.permissions import denied_error
@@ -41,6 +40,7 @@ from nats_stream_source.errors import (
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.publish.acknowledgements import Acknowledgements
 from nats_stream_source.jetstream.publish.pub_ack import lost_error, no_ack_error
+from nats_stream_source.jetstream.retry import Backoff, is_transient
 from nats_stream_source.logs import field_logger
 from nats_stream_source.wire.publish.frames import MessageColumns
 

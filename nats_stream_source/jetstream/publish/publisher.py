@@ -23,7 +23,6 @@ from collections.abc import Mapping
 
 import nats.errors
 
-from nats_stream_source.aio.retry import Backoff, retry
 from nats_stream_source.connection.connection import Connection
 from nats_stream_source.connection.inbox import Inbox
 from nats_stream_source.connection.liveness import PONG_TIMEOUT
@@ -47,6 +46,7 @@ from nats_stream_source.jetstream.publish.pub_ack import (
     too_large_error,
     too_many_messages,
 )
+from nats_stream_source.jetstream.retry import Backoff, retry
 from nats_stream_source.wire.framing.frames import Frames
 from nats_stream_source.wire.headers import is_no_responders
 from nats_stream_source.wire.publish import pub_acks

@@ -60,9 +60,6 @@ class MessageBuffer:
         self._queued = 0
         self._dropped = 0
 
-    def __repr__(self) -> str:
-        return f"<MessageBuffer {self._queued} collected, {self._inbox.nbytes} bytes in inbox>"
-
     def next_item(self) -> JsMessage | ConsumerStatus | None:
         """Return the next message or status; None if the buffer is empty.
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import uuid
 
-from nats_stream_source.aio.retry import Backoff, retry
 from nats_stream_source.aio.tasks import run_to_completion
 from nats_stream_source.connection.connection import Connection
 from nats_stream_source.connection.inbox import Inbox
@@ -26,6 +25,7 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.consumer_config import ConsumerInfo
+from nats_stream_source.jetstream.retry import Backoff, retry
 from nats_stream_source.jetstream.subscriptions.bound_consumer import BoundConsumer
 from nats_stream_source.jetstream.subscriptions.buffer import MessageBuffer
 from nats_stream_source.jetstream.subscriptions.validation import (

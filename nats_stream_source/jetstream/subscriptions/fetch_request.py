@@ -86,10 +86,6 @@ class FetchRequest:
         if expires is not None and expires >= _MIN_EXPIRES_FOR_HEARTBEAT and not one_response:
             self._heartbeat = min(expires / 4, _MAX_HEARTBEAT)
 
-    def __repr__(self) -> str:
-        state = "done" if self.done else "open"
-        return f"<FetchRequest {self.consumer.info.name} {state} received={self.received}>"
-
     async def open(self) -> None:
         """Subscribe to an inbox, then send the request.
 

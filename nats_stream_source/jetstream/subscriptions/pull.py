@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 from typing import TypeVar
 
-from nats_stream_source.aio.retry import Backoff
 from nats_stream_source.connection.connection import Connection
 from nats_stream_source.errors import (
     AckError,
@@ -24,6 +23,7 @@ from nats_stream_source.errors import (
     SingleResponseError,
     SubscriptionClosedError,
 )
+from nats_stream_source.jetstream.retry import Backoff
 from nats_stream_source.jetstream.subscriptions.bound_consumer import (
     BaseSubscription,
     BoundConsumer,
@@ -194,7 +194,7 @@ class PullSubscription(BaseSubscription):
                     raise
                 self._on_error(error)
                 # Without a backoff, a request that is rejected at once would be sent thousands of
-                # times a second. Not aio.retry: the rejections count across calls, until a message
+                # times a second. Not `retry`: the rejections count across calls, until a message
                 # is received.
                 await asyncio.sleep(_BACKOFF.pause(self._rejections))
                 self._rejections += 1

@@ -22,12 +22,12 @@ from __future__ import annotations
 
 import asyncio
 
-from nats_stream_source.aio.retry import is_transient
 from nats_stream_source.aio.tasks import wait_cancellable
 from nats_stream_source.errors import MinLastSequenceError, NatsSourceError
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.consumer_config import ConsumerInfo
 from nats_stream_source.jetstream.leader import wait_for_last_seq
+from nats_stream_source.jetstream.retry import is_transient
 from nats_stream_source.jetstream.subscriptions.buffer import MessageBuffer
 from nats_stream_source.jetstream.subscriptions.message import JsMessage
 from nats_stream_source.jetstream.temporary_consumer import temporary_consumer
@@ -54,7 +54,7 @@ async def wait_for_consumer_replica(
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
     await wait_for_last_seq(jetstream, info.stream, min_last_seq, timeout)
-    # Not aio.retry: the probe of another server repeats without a pause, after a new response.
+    # Not `retry`: the probe of another server repeats without a pause, after a new response.
     while (remaining := deadline - loop.time()) > 0:
         try:
             if await wait_cancellable(

@@ -82,9 +82,6 @@ class RowEncoder:
         self._ids = ids
         self._max_message_size = max_message_size
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._target}>"
-
     def _column(self, batch: pa.RecordBatch, name: str) -> pa.Array | None:
         """The column, with Spark's large types cast to the usual ones; None if it is missing."""
         index = batch.schema.get_field_index(name)

@@ -28,9 +28,6 @@ class Batcher:
         self._rows = 0
         self._bytes = 0
 
-    def __repr__(self) -> str:
-        return f"<Batcher rows={self._rows} bytes={self._bytes}>"
-
     def add(self, rows: Deliveries) -> None:
         """Append deliveries."""
         if self._runs and self._runs[-1].buffer is not rows.buffer:

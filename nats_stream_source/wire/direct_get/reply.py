@@ -38,10 +38,6 @@ class DirectGetResponse:
     def __len__(self) -> int:
         return sum(map(len, self._parts))
 
-    def __repr__(self) -> str:
-        end = "broken" if self.broken else self.status or "open"
-        return f"<DirectGetResponse {len(self)} replies, {end}>"
-
     @property
     def replies(self) -> ReplyColumns:
         """The messages, without a gap."""

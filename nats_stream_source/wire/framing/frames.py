@@ -260,9 +260,6 @@ class Framer:
         self._blocks, self._tables = BufferPool(), BufferPool()
         self.reset()
 
-    def __repr__(self) -> str:
-        return f"<Framer {'failed' if self._failed else f'pending {self.pending}'}>"
-
     @property
     def pending(self) -> int:
         """Received bytes that were not returned as frames yet."""

@@ -84,9 +84,6 @@ class EncodedFrames:
     def __len__(self) -> int:
         return self.ends.size
 
-    def __repr__(self) -> str:
-        return f"<EncodedFrames {len(self)} from serial {self.first_serial}>"
-
     def nbytes(self, start: int, stop: int) -> int:
         """The size of the frames ``[start, stop)``."""
         return self._border(stop) - self._border(start)

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from nats_stream_source.aio.retry import retry_transient
 from nats_stream_source.connection.connection import Connection, ConnectionSettings
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import NatsSourceError
 from nats_stream_source.jetstream import connect
+from nats_stream_source.jetstream.retry import retry_transient
 from tests.support.attack_target import PATIENCE, deadline, peak, read
 from tests.support.nats.certificates import Authority, Pair
 from tests.support.nats.rogue_server import Rogue, greeting, message

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-
-import pytest
-
 from tests.support.oracle.evidence import Evidence, QueryProgress, Rollback
 from tests.support.oracle.row_oracle import compare_all
 from tests.unit.oracle.evidence_builder import entry_of, make_write, with_creation_time
@@ -56,33 +51,8 @@ def test_rolled_back_messages_are_excused() -> None:
     assert findings.excused == {"rolled back": 4 + 3}
 
 
-def unread_before_the_rollback(evidence: Evidence) -> None:
-    evidence.attempts["stream"][0][0].pop(3)
-
-
-def read_after_the_rollback(evidence: Evidence) -> None:
-    evidence.attempts["stream"][0][0][2] = replace(
-        entry_of(evidence.writes["stream"][6]), created=1
-    )
-
-
-def missing_key(evidence: Evidence) -> None:
-    evidence.table = [row for row in evidence.table if row.key != "put.3"]
-
-
-@pytest.mark.parametrize(
-    ("tamper", "kinds"),
-    [
-        (unread_before_the_rollback, {"not read": 1}),
-        (read_after_the_rollback, {"not read": 1, "loss unnoticed": 1}),
-        (missing_key, {"unequal": 1}),
-    ],
-    ids=lambda one: one.__name__ if callable(one) else None,
-)
-def test_anomaly_after_rollback_is_found(
-    tamper: Callable[[Evidence], None], kinds: dict[str, int]
-) -> None:
+def test_message_unread_before_rollback_is_found() -> None:
     evidence = rolled_back()
-    tamper(evidence)
+    evidence.attempts["stream"][0][0].pop(3)
     findings = compare_all(evidence)
-    assert findings.counts == kinds, findings.examples
+    assert findings.counts == {"not read": 1}, findings.examples

@@ -26,7 +26,6 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 
 import pyarrow as pa
 
-from nats_stream_source.aio.retry import retry_transient
 from nats_stream_source.jetstream.api import (
     StoredMessage,
     as_delivered,
@@ -34,6 +33,7 @@ from nats_stream_source.jetstream.api import (
     max_concurrent_requests,
 )
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
+from nats_stream_source.jetstream.retry import retry_transient
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import is_literal

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from nats_stream_source.aio.retry import retry_transient
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import MinLastSequenceError
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.consumer_config import ConsumerInfo
+from nats_stream_source.jetstream.retry import retry_transient
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subscriptions.replica_check import wait_for_consumer_replica
 from nats_stream_source.jetstream.subscriptions.subscribe import (

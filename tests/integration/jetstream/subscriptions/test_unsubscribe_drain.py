@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from nats_stream_source.aio.retry import retry_transient
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ConsumerNotFoundError, SubscriptionClosedError
+from nats_stream_source.jetstream.retry import retry_transient
 from nats_stream_source.jetstream.subscriptions.message import JsMessage
 from nats_stream_source.jetstream.subscriptions.subscribe import (
     ConsumerConfig,

@@ -7,7 +7,6 @@ import logging
 
 import pytest
 
-from nats_stream_source.aio.retry import Backoff, is_transient, retry, retry_transient
 from nats_stream_source.errors import (
     ApiError,
     AuthorizationError,
@@ -20,6 +19,7 @@ from nats_stream_source.errors import (
     StreamNotFoundError,
     TlsError,
 )
+from nats_stream_source.jetstream.retry import Backoff, is_transient, retry, retry_transient
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import logging
 
 import pytest
 
-from nats_stream_source.aio.retry import Outage
 from nats_stream_source.errors import (
     AuthorizationError,
     ConnectError,
@@ -14,6 +13,7 @@ from nats_stream_source.errors import (
     NatsSourceError,
     RequestTimeoutError,
 )
+from nats_stream_source.jetstream.retry import Outage
 
 AWAY = ConnectError("connection refused")
 
