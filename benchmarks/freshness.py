@@ -9,6 +9,9 @@ a table with ``merge_changes``, in a session of ``configure`` and with asynchron
 ``foreachBatch`` of the same run, which collects the rows on the driver as Arrow, shows the part of
 the source and of Spark. The percentiles exclude the first quarter of the puts.
 
+The way ``follow`` is the command without Spark, in a process of its own: also the time from its
+start until its table has the bucket, its memory and CPU, and what readers of its table pay.
+
 The second part merges batches of one size into tables of 10^4 to 10^7 keys with each engine, each
 in a process of its own. ``benchmarks.commits`` has the memory.
 """
@@ -35,6 +38,7 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from benchmarks.support.bucket_data import entries, fill_bucket
 from benchmarks.support.delta_merge import ENGINES, SIZES, measure_merge
+from benchmarks.support.follower import measure_follower
 from benchmarks.support.machine import OtherProcesses, in_process
 from benchmarks.support.output import finish, parsed
 from benchmarks.support.raw_connection import RawConnection
@@ -56,12 +60,15 @@ CASES = (
     *(f"{way}:{keys}:1000" for keys in (1_000_000, 10_000_000) for way in _FAST),
     *(f"{way}:{keys}:20000" for keys in (4_000, 1_000_000) for way in _FAST),
     "history:4000:1000",
+    *(f"follow:{keys}:1000" for keys in (4_000, 100_000, 1_000_000, 10_000_000)),
+    "follow:100000:20000",
 )
 """An engine that rewrites files does not keep up with a large table."""
 
 MAX_ROWS = 50_000  # of a micro-batch
 _SIZE = 128  # bytes of a value
 _TICK = 0.001  # seconds between two looks at the clock, or at the table's log
+_READ = (4_000, 100_000, 1_000_000)  # keys of followed tables whose readers are measured
 _DEADLINE = 180.0  # seconds for the last puts to become visible
 
 _spawned = multiprocessing.get_context("spawn")
@@ -216,6 +223,14 @@ def watching(way: str, table: str, last: int) -> Iterator[Callable[[], Visible]]
         process.join()
 
 
+def measured(spark: SparkSession, way: str, rate: int, keys: int, seconds: float) -> dict[str, Any]:
+    """One case."""
+    if way != "follow":
+        return measure(spark, way, rate, keys, seconds)
+    read = keys in _READ and rate == 1_000
+    return measure_follower(put_values, watching, latencies, rate, keys, seconds, read=read)
+
+
 def merging_session(builder: SparkSession.Builder) -> SparkSession.Builder:
     """The settings of a session whose queries merge, on a small machine."""
     return configure(configure_delta(builder, small_machine=True))
@@ -227,10 +242,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     cases = [case.split(":") for case in options.case]
     with spark_session(configure=merging_session) as s:
         # The first micro-batches of a session are slow.
-        for way in dict.fromkeys(way for way, _, _ in cases):
+        for way in dict.fromkeys(way for way, _, _ in cases if way != "follow"):
             measure(s, way, 500, 1_000, 4)
         fresh = [
-            measure(s, way, int(rate), int(keys), options.seconds) for way, keys, rate in cases
+            measured(s, way, int(rate), int(keys), options.seconds) for way, keys, rate in cases
         ]
     merges = [
         in_process(measure_merge, engine, size) for size in options.size for engine in ENGINES

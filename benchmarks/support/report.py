@@ -129,7 +129,26 @@ def _freshness(figures: Figures) -> str:
     engines = list(dict.fromkeys(one["engine"] for one in figures["merge"]))
     merged = ([f"{k:,}", *(found.get(one, "") for one in engines)] for k, found in merges.items())
     head = [f"keys, merge of {figures['merge'][0]['rows']:,} rows", *engines]
-    return f"{puts}\n\n{table(head, merged)}"
+    followed = [one for one in figures["freshness"] if one["way"] == "follow"]
+    parts = [puts, table(head, merged), *(_followed(followed) if followed else ())]
+    return "\n\n".join(parts)
+
+
+def _followed(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    work = listed(
+        [{**one, "memory": one["memory"] >> 20} for one in results],
+        "| `follow`: keys | puts/s | start to caught up | peak memory | CPU | idle | commits |",
+        "| {keys:,} | {rate:,} | {caught_up:.1f} s | {memory:,} MiB | {cpu:.0%} | {idle:.1%} "
+        "| {commits:,} |",
+    )
+    rows = []
+    for one in results:
+        for name in one["readers"].get("rest", ()):
+            states = (one["readers"][state][name] for state in ("written", "rest", "one"))
+            cells = [f"{value:,.0f} ms" for value in states]
+            rows.append([f"{one['keys']:,}, {one['readers']['files']} files", name, *cells])
+    head = ["keys, files", "a scan with opening by", "while written", "at rest", "in one file"]
+    return [work, *([table(head, rows)] if rows else [])]
 
 
 def _commits(figures: Figures) -> str:

@@ -44,12 +44,14 @@ class UserTerms:
         stream_option: the options that name the stream.
         filter_option: the option that holds the filters.
         retention_hint: the setting that keeps messages for longer.
+        start_anew: how to start without the position that was lost.
     """
 
     sequence: str
     stream_option: str
     filter_option: str
     retention_hint: str
+    start_anew: str = "start a streaming query with a new checkpoint"
 
     @property
     def min_last_option(self) -> str:

@@ -32,7 +32,7 @@ def report_data_loss(adapter: FormatAdapter, stream: str, observed: str, action:
     if adapter.options.common.fail_on_data_loss:
         raise DataLossError(
             f"data loss in stream {stream}: {observed}; set failOnDataLoss=false to {action}, or "
-            f"start a streaming query with a new checkpoint"
+            f"{adapter.terms.start_anew}"
         )
     count(DATA_LOSSES, stream)
     log.warning(

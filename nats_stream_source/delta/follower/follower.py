@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from nats_stream_source.connection.connection import Connection
 from nats_stream_source.delta.driver.position import (
@@ -96,6 +97,7 @@ class Follower:
     ) -> None:
         self._options = _parsed({**options, "bucket": bucket}, history=history)
         self._adapter = KvFormat(self._options)
+        self._adapter.terms = replace(KvFormat.terms, start_anew="follow into a new table")
         self.location = TableLocation(table, "driver", storage_options)
         rules = ChangeRules.of(deletes=deletes, stored_as_scd_type=2 if history else 1)
         columns = arrow_schema("nats_kv", self._options.added_columns)

@@ -139,6 +139,7 @@ class Run:
         self._seen: list[pa.Array] | None = None  # keys of the initial values, if rows may be gone
         self._complete = True  # the initial values, and the deletes that follow from them
         self._committed = time.monotonic()  # the last position
+        self._merged_through = 0  # a query of Spark has merged entries up to this sequence
         self._done = 0  # the table has the entries up to this sequence
 
     async def run(self) -> None:
@@ -157,7 +158,8 @@ class Run:
         )
         if self._adapter.missing_is_loss(self._scope) and not last_per_subject:
             allowed = self._check.expiry_allowed_through(info.name, at.stream_seq, at)
-            self._gaps = SequenceGapTracker(at.stream_seq + 1, allowed)
+            required_after = max(at.stream_seq, self._merged_through)
+            self._gaps = SequenceGapTracker(required_after + 1, allowed)
         self._read = EndlessRead(
             self._adapter,
             self._connection,
@@ -220,13 +222,19 @@ class Run:
                 initial_through=stored.sequence,
             )
             info = await self._check.caught_up(known, info)
-            resumed = await self._retry(lambda: self._check.resume_from(known, info))
+            if info.first_seq > known.stream_seq + 1:
+                # A query of Spark may have gone on: what it has merged is not required again.
+                created = nanoseconds(info.created) // 1000
+                newest = await self._in_thread(self._table.newest_revision, created)
+                self._merged_through = newest
+            resumed = await self._retry(
+                lambda: self._check.resume_from(known, info, merged_through=self._merged_through)
+            )
             assert resumed is not None  # a mirror has caught up, or does not lag any more
             if resumed.epoch:
                 self._stored.forget()
             read = KnownStream(known.created, known.stream_seq, known.time)
             if not resumed.epoch or compare(read, info) is not Identity.RECREATED:
-                await self._verify_retained(info, resumed)
                 return info, resumed
         self._complete = False
         if self._table.keys:
@@ -245,19 +253,6 @@ class Run:
             consumer_seq=0,
             initial_through=max(origin, info.last_seq),
         )
-
-    async def _verify_retained(self, info: StreamInfo, at: Position) -> None:
-        """Verify that no message after the position aged out, where all are required.
-
-        Another follower, by Spark, may have gone on: the rows up to the table's newest revision
-        are merged again without the check.
-        """
-        start = at.stream_seq
-        if info.first_seq > start + 1 and self._adapter.missing_is_loss(self._scope):
-            created = nanoseconds(info.created) // 1000
-            newest = await self._in_thread(self._table.newest_revision, created)
-            start = max(start, newest)
-        await self._retry(lambda: self._check.verify_retained(info, start, at))
 
     # -- reading --------------------------------------------------------------------------------
 
