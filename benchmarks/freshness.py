@@ -38,7 +38,7 @@ from benchmarks.support.machine import OtherProcesses, resident_bytes
 from benchmarks.support.output import finish
 from benchmarks.support.spark_session import spark_session
 from benchmarks.support.steady_puts import put_steadily
-from nats_stream_source.delta import configure, configure_delta, merge_changes
+from nats_stream_source.delta import configure, merge_changes
 from nats_stream_source.delta.spark.follow import ASYNC_PROGRESS
 from nats_stream_source.embedded import NatsServer
 
@@ -225,7 +225,7 @@ def watching(way: str, table: str, last: int) -> Iterator[Callable[[], Visible]]
 
 def merging_session(builder: SparkSession.Builder) -> SparkSession.Builder:
     """The settings of a session whose queries merge, on a small machine."""
-    return configure(configure_delta(builder, small_machine=True))
+    return configure(builder, delta=True, small_machine=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable, WriterProperties, write_deltalake
 
 from benchmarks.support.spark_session import spark_session
-from nats_stream_source.delta import Upkeep, configure_delta, merge_changes
+from nats_stream_source.delta import Upkeep, configure, merge_changes
 from nats_stream_source.delta.driver.engine import DriverEngine, opened_table
 from nats_stream_source.delta.driver.table import OpenedTable
 from nats_stream_source.delta.limits import IndexLimit
@@ -135,7 +135,7 @@ def _measure(engine: str, keys: int) -> MergeResult:
         creation.start()
         creation.join()
         chance = np.random.default_rng(2)
-        with spark_session(configure=partial(configure_delta, small_machine=True)) as s:
+        with spark_session(configure=partial(configure, delta=True, small_machine=True)) as s:
             merge = merge_changes(path, **ENGINES[engine])
             for turn in range(_SPARK_ROUNDS + 1 if engine == "spark" else ROUNDS):
                 numbers = chance.choice(keys, BATCH, replace=False)

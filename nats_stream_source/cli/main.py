@@ -111,7 +111,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         command = commands.add_parser(
             name,
             help=summary,
-            description=f"{summary.capitalize()}.",
+            description=f"{summary[0].upper()}{summary[1:]}.",
             formatter_class=_Formatter,
         )
         if name in argv[:1]:
