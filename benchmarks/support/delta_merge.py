@@ -16,7 +16,7 @@ from deltalake import WriterProperties, write_deltalake
 
 from benchmarks.support.machine import in_process
 from benchmarks.support.spark_session import spark_session
-from nats_stream_source.delta import Upkeep, configure_delta, merge_changes
+from nats_stream_source.delta import Upkeep, configure, merge_changes
 from nats_stream_source.delta.driver.engine import DriverEngine, opened_table
 from nats_stream_source.delta.driver.table import OpenedTable
 from nats_stream_source.delta.limits import IndexLimit
@@ -93,7 +93,7 @@ def measure_merge(engine: str, keys: int) -> dict[str, Any]:
         # In another process: it needs more memory than a merge.
         in_process(create, path, keys, ENGINES[engine])
         chance = np.random.default_rng(2)
-        with spark_session(configure=partial(configure_delta, small_machine=True)) as s:
+        with spark_session(configure=partial(configure, delta=True, small_machine=True)) as s:
             merge = merge_changes(path, **ENGINES[engine])
             for turn in range(_SPARK_ROUNDS + 1 if engine == "spark" else ROUNDS):
                 numbers = chance.choice(keys, BATCH, replace=False)

@@ -131,16 +131,27 @@ _ENGINES = {
 
 
 def _by_keys(axes: Axes, series: Mapping[str, list[tuple[int, float]]]) -> None:
-    """Lines over the keys of the table, with the seconds at each point."""
+    """Lines over the keys of the table, with the seconds above each point, below the lowest one."""
+    lowest = {
+        keys: min(seconds for points in series.values() for at, seconds in points if at == keys)
+        for points in series.values()
+        for keys, _ in points
+    }
     for engine, points in series.items():
         label, color = _ENGINES[engine]
         _line(axes, points, label, "o-", color)
         for point in points:
+            below = len(series) > 1 and point[1] == lowest[point[0]]
             axes.annotate(
-                f"{point[1]:.2g} s", point, (0, 6), textcoords="offset points", ha="center"
+                f"{point[1]:.2g} s",
+                point,
+                (0, -14 if below else 6),
+                textcoords="offset points",
+                ha="center",
             )
     axes.set_yscale("log")
-    axes.set_ylim(top=axes.get_ylim()[1] * 4)  # room for the legend
+    bottom, top = axes.get_ylim()
+    axes.set_ylim(bottom / 1.6, top * 4)  # room for the labels and the legend
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter(NullFormatter())
 

@@ -14,7 +14,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from examples.demo.flights import VALUE_SCHEMA
 from nats_stream_source import register, watch_progress
-from nats_stream_source.delta import configure, configure_delta, follow
+from nats_stream_source.delta import configure, follow
 
 _SETTINGS = {
     "spark.ui.enabled": "false",
@@ -22,16 +22,14 @@ _SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.streaming.numRecentProgressUpdates": "100000",
-    "spark.sql.shuffle.partitions": "2",  # the default, 200, is for clusters
 }
 
 
 def start_session(engine: str, work: Path) -> SparkSession:
     """Start a local session that logs into ``work``; the engine "spark" downloads Delta's jars."""
-    builder = configure(SparkSession.builder.appName("demo").master("local[*]"))
+    builder = SparkSession.builder.appName("demo").master("local[*]")
+    builder = configure(builder, delta=engine == "spark", small_machine=True)
     builder = builder.config(map={**_SETTINGS, "spark.sql.warehouse.dir": str(work / "warehouse")})
-    if engine == "spark":
-        builder = configure_delta(builder, small_machine=True)
     # Spark's launcher and its JVM keep the standard error that they are started with.
     stderr = os.dup(2)
     with (work / "spark.log").open("ab") as log:

@@ -7,8 +7,7 @@
 - ``reconcile``: corrects rows whose keys were removed from the bucket without a marker
 - ``maintain``: compacts and vacuums the table, which ``merge_changes`` also does by ``Upkeep``
 - ``debezium_changes``: turns Debezium's events of a Postgres table into rows
-- ``configure``: configures a session for small micro-batches
-- ``configure_delta``: configures a session for ``engine="spark"``
+- ``configure``: configures a session for small micro-batches, and for ``engine="spark"``
 
 Requires the extra ``delta`` (``pip install 'nats-stream-source[delta]'``), ``Follower`` the extra
 ``follow``.
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from nats_stream_source.delta.spark.maintain import maintain
     from nats_stream_source.delta.spark.merge import MergeArguments, merge, merge_changes
     from nats_stream_source.delta.spark.reconcile import reconcile
-    from nats_stream_source.delta.spark.session import configure_delta
     from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
     from nats_stream_source.spark.session import configure
 
@@ -51,7 +49,6 @@ __all__ = [
     "ReconcileResult",
     "Upkeep",
     "configure",
-    "configure_delta",
     "debezium_changes",
     "follow",
     "maintain",
@@ -72,7 +69,6 @@ MODULES = {
     "Upkeep": "nats_stream_source.delta.upkeep",
     "ReconcileResult": "nats_stream_source.delta.compare_with_bucket",
     "configure": "nats_stream_source.spark.session",
-    "configure_delta": "nats_stream_source.delta.spark.session",
     "debezium_changes": "nats_stream_source.delta.spark.debezium",
     "follow": "nats_stream_source.delta.spark.follow",
     "maintain": "nats_stream_source.delta.spark.maintain",

@@ -40,6 +40,7 @@ def _from_spark(format_name: str, stream_option: str, filter_option: str) -> dic
         "startingOffsetsByTimestampStrategy": "write 'startTimeStrategy'",
         "maxOffsetsPerTrigger": "write 'maxRowsPerTrigger'",
         "minOffsetsPerTrigger": "write 'minRowsPerTrigger'",
+        **dict.fromkeys(("batchSize", "maxBatchSize"), "write 'maxRowsPerTrigger'"),
         "filterPushdown": "Spark reuses one filtered plan for all uses of a DataFrame, so it was "
         f"removed; set {filter_option!r} or a start, and filter the rows with where(...)",
     }
@@ -109,6 +110,7 @@ _WRITE_COMMON = {
     "maxRowsPerTrigger": _READ_ONLY,
     "maxBytesPerTrigger": _READ_ONLY,
     "minPartitions": "write df.repartition(...) for more tasks",
+    "batchSize": "write 'maxInFlight'",
     "failOnDataLoss": _READ_ONLY,
 }
 

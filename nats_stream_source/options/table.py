@@ -94,11 +94,13 @@ def parse(
 
 
 def _instead(name: str, by_name: Mapping[str, Option], advice: Mapping[str, str]) -> str:
-    """What to write instead of an unknown name; empty if no option is near."""
+    """What to write instead of an unknown name; the page with all names if no option is near."""
     if text := advice.get(name.lower()):
         return f": {text}"
     near = difflib.get_close_matches(name.lower(), by_name, n=1, cutoff=0.5)
-    return f"; did you mean {by_name[near[0]].name!r}?" if near else ""
+    if near:
+        return f"; did you mean {by_name[near[0]].name!r}?"
+    return "; docs/options.md lists the options"
 
 
 def markdown_table(table: tuple[Option, ...]) -> str:

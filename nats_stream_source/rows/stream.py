@@ -125,8 +125,9 @@ class StreamFormat(FormatAdapter):
         if retention != "limits":
             raise UnsupportedStreamError(
                 f"could not read stream {info.name!r}: retention is {retention!r}, expected "
-                f"'limits', since a range of removed messages cannot be read again; read a mirror "
-                f"of the stream with limits retention"
+                f"'limits', since a range of removed messages cannot be read again; read a copy, "
+                f"a stream with limits retention that has this one as its source (docs/streams.md, "
+                f"Work queues)"
             )
         accepted = _accepted_subjects(info)
         return ReadScope(

@@ -1,20 +1,27 @@
-"""Settings of a Spark session that shorten a small micro-batch.
+"""Settings of a Spark session: those that shorten a small micro-batch, and those of Delta Lake.
 
-docs/internals/performance_method.md has the measurement of each setting. They do not require Delta
-Lake.
+docs/internals/performance_method.md has the measurement of each setting of the first kind. Without
+Delta's settings a session needs neither its jar nor the package ``delta-spark``.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import os
+import shutil
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nats_stream_source.errors import ConfigurationError, MissingPackageError
 from nats_stream_source.extras import import_failure
 from nats_stream_source.logs import field_logger
 
 try:
+    from pyspark.version import __version__ as spark_version
+
     from nats_stream_source.spark.compat import ADMISSION_CONTROL
 except ModuleNotFoundError as error:
     raise import_failure(error, "spark") from error
@@ -36,8 +43,27 @@ SETTINGS: Mapping[str, str] = {
 """The settings that this Spark has and that make a small micro-batch more than 10 % faster."""
 
 
-def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
-    """Configure a session for small micro-batches of this package's formats.
+DELTA_SETTINGS: Mapping[str, str] = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+"""The settings that Delta Lake requires of a session."""
+
+SMALL_MACHINE: Mapping[str, str] = {
+    "spark.databricks.delta.snapshotPartitions": "2",
+    "spark.sql.shuffle.partitions": "2",
+}
+"""Settings for a few cores: the defaults, 50 and 200, make every MERGE take many seconds."""
+
+
+def configure(
+    builder: SparkSession.Builder,
+    *,
+    delta: bool = False,
+    small_machine: bool = False,
+    download: bool = True,
+) -> SparkSession.Builder:
+    """Configure a session for this package: small micro-batches, and Delta Lake on request.
 
     ``spark = configure(SparkSession.builder).getOrCreate()``
 
@@ -47,17 +73,70 @@ def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
     takes the first ``python3`` on the ``PATH``. Set another master before this call.
 
     Args:
-        builder: other settings of it stay. With :func:`nats_stream_source.delta.configure_delta`,
-            the order of the two calls does not matter.
+        builder: other settings of it stay.
+        delta: also Delta Lake's jar and its two settings, for ``engine="spark"`` and for Spark's
+            own reads of Delta tables. The jar has the version of the installed ``delta-spark``;
+            Spark downloads it from Maven Central when the JVM starts (20 s the first time).
+        small_machine: also set Delta's and Spark's number of partitions to 2, for a few cores.
+        download: False if Delta's jar is already on Spark's class path.
+
+    Raises:
+        ConfigurationError: the session would start a JVM, and Java was not found.
+        MissingPackageError: ``delta`` is set, and ``delta-spark`` is not installed.
     """
     # spark-submit has started the JVM, which has decided on the Python of its workers.
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    if not (submitted or "spark.remote" in builder._options or "SPARK_REMOTE" in os.environ):
+        _require_java()
     master = builder._options.get("spark.master", "local")
     if master.startswith("local") and not submitted:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    for name, value in SETTINGS.items():
+    settings = {**SETTINGS, **(SMALL_MACHINE if small_machine else {})}
+    if delta:
+        settings.update(DELTA_SETTINGS)
+        if download:
+            settings["spark.jars.packages"] = delta_artifact()
+    for name, value in settings.items():
         builder = builder.config(name, value)
     return builder
+
+
+def delta_artifact() -> str:
+    """The Maven coordinates of Delta's jar for the installed ``delta-spark`` and Spark.
+
+    Raises:
+        MissingPackageError: ``delta-spark`` is not installed.
+    """
+    require_delta_package()
+    version = importlib.metadata.version("delta-spark")
+    spark = ".".join(spark_version.split(".")[:2])
+    return f"io.delta:delta-spark_{spark}_2.13:{version}"
+
+
+def require_delta_package() -> None:
+    """Raise MissingPackageError if ``delta-spark`` is not installed."""
+    if importlib.util.find_spec("delta") is None:
+        raise MissingPackageError(
+            "could not use engine='spark': the package delta-spark is not installed; run "
+            "`pip install 'nats-stream-source[delta]'`"
+        )
+
+
+def _require_java() -> None:
+    """Raise ConfigurationError if Spark's launcher would not find Java.
+
+    The launcher takes ``$JAVA_HOME/bin/java``, else the first ``java`` on the ``PATH``. Without
+    one, Spark fails with ``[JAVA_GATEWAY_EXITED]``, which does not name a version to install.
+    """
+    home = os.environ.get("JAVA_HOME") or None
+    path = None if home is None else str(Path(home, "bin"))
+    if shutil.which("java", path=path) is None:
+        where = "the PATH has no java" if home is None else f"JAVA_HOME is {home}, without bin/java"
+        raise ConfigurationError(
+            f"could not start Spark: {where}, expected Java 17 or newer; install it (Debian and "
+            f"Ubuntu: `apt-get install openjdk-17-jre-headless`; macOS: `brew install "
+            f"openjdk@17`), or set JAVA_HOME to one"
+        )
 
 
 _warned = False

@@ -49,10 +49,3 @@ def test_examples_run(
             compared += 1
     assert compared == 4
     assert names["spark"] is spark
-
-
-def test_extras_of_install_command_exist() -> None:
-    project = (ROOT / "pyproject.toml").read_text()
-    extras = re.findall(r"nats-stream-source\[(\w+)\]", PAGE)
-    assert extras
-    assert all(re.search(rf"^{extra} = \[", project, re.MULTILINE) for extra in extras)

@@ -20,7 +20,8 @@ from examples.demo.writer import Writer, create_bucket
 from nats_stream_source.connection.connection import Connection
 from nats_stream_source.delta.missing_keys import TableRow, find_differences
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.errors import KeyExistsError, PermissionDeniedError
+from nats_stream_source.errors import AckTimeoutError, KeyExistsError, PermissionDeniedError
+from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.kv.store import KeyValue
 from nats_stream_source.jetstream.times import nanoseconds
@@ -134,6 +135,32 @@ def compare(server: NatsServer, user: str) -> tuple[int, int]:
     settings = connection_settings(parse(options(server, user), CONNECTION))
     gone, last_seq = asyncio.run(find_differences(rows, "t", "fleet", settings))
     return len(gone), last_seq
+
+
+@pytest.mark.parametrize("imported", [True, False])
+def test_import_of_bucket_subjects_carries_puts(imported: bool, tmp_path: Path) -> None:
+    (accounts,) = re.findall(r"```\n(OWNER: \{.*?)```", DOCUMENT, re.DOTALL)
+    (line,) = re.findall(r".*\$KV.*to: .*\n", accounts)
+    if not imported:
+        accounts = accounts.replace(line, "")
+    for account, user in (("OWNER", "owner"), ("READER", "reader")):
+        users = f"users: [ {{ user: {user}, password: {user} }} ]"
+        accounts = accounts.replace(f"{account}: {{", f"{account}: {{\n  {users}")
+    config = tmp_path / "server.conf"
+    config.write_text(f"jetstream: enabled\naccounts {{\n{accounts}\n}}")
+
+    async def put(url: str) -> int:
+        settings: dict[str, Any] = {"api_prefix": "owner", "inbox_prefix": "spark"}
+        async with connect(with_user(url, "reader"), request_timeout=2, **settings) as reader:
+            return await (await KeyValue.open(reader, "fleet")).put("a", b"1")
+
+    with NatsServer(config=config) as server:
+        buckets.create_bucket(with_user(server.url, "owner"), "fleet")
+        if imported:
+            assert asyncio.run(put(server.url)) == 1
+        else:
+            with pytest.raises(AckTimeoutError):
+                asyncio.run(put(server.url))
 
 
 def test_query_permissions_suffice(server: NatsServer, caplog: pytest.LogCaptureFixture) -> None:

@@ -25,6 +25,7 @@ QUOTED: list[tuple[Callable[[], Any], str]] = [
         lambda: kv_options({**GIVEN, "startingoffsets": "latest"}),
         "unknown option 'startingoffsets'",
     ),
+    (lambda: kv_options({**GIVEN, "batchsize": "1"}), "unknown option 'batchsize'"),
     (lambda: kv_options({**GIVEN, "provider": "nats_kv"}), "unknown option 'provider'"),
     (lambda: kv_options({}), "could not read format 'nats_kv': no option"),
     (
@@ -56,7 +57,7 @@ def _errors(*modules: ModuleType) -> dict[str, type[NatsSourceError]]:
 
 def test_classes_exist() -> None:
     named = set(re.findall(r"\b([A-Z]\w+Error)(?=:|`)", PAGE))
-    others = {"AssertionError", "BrokenPipeError", "ModuleNotFoundError"}
+    others = {"AssertionError", "BrokenPipeError", "DeltaProtocolError", "ModuleNotFoundError"}
     others |= {"UnsupportedClassVersionError"}
     assert len(named - others) > 5
     assert named - others - _errors(errors, checkpoint, contexts).keys() == set()

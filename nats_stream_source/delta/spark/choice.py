@@ -121,7 +121,8 @@ class EngineChoice:
             raise ConfigurationError(
                 f"could not change table {location.name!r}: engine 'driver' cannot ({problem}), "
                 f"and for engine 'spark' {missing}; start the session with "
-                f"`configure_delta(SparkSession.builder).getOrCreate()` (nats_stream_source.delta)"
+                f"`configure(SparkSession.builder, delta=True).getOrCreate()` "
+                f"(nats_stream_source.delta)"
             )
         return self._by_spark(spark, work, problem)
 

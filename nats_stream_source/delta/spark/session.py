@@ -1,4 +1,4 @@
-"""Delta Lake in a Spark session: its settings for ``engine="spark"``, and what is missing.
+"""Delta Lake in a Spark session: what a session lacks, and the settings of a command.
 
 Spark's engine requires three things: the Python package ``delta-spark``, Delta's jar of the same
 version in the JVM, and two settings of the session. Without one of them Delta fails with errors
@@ -20,7 +20,6 @@ this package, and sets them back:
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Iterator, Mapping
@@ -28,22 +27,14 @@ from contextlib import AbstractContextManager, contextmanager
 
 from py4j.java_gateway import JavaPackage
 from pyspark.sql import SparkSession
-from pyspark.version import __version__ as spark_version
 
-from nats_stream_source.errors import ConfigurationError, MissingPackageError
-from nats_stream_source.spark.session import is_connect
-
-SETTINGS = {
-    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-}
-"""The settings that Delta Lake requires of a session."""
-
-SMALL_MACHINE = {
-    "spark.databricks.delta.snapshotPartitions": "2",
-    "spark.sql.shuffle.partitions": "2",
-}
-"""Settings for a few cores: the defaults, 50 and 200, make every MERGE take many seconds."""
+from nats_stream_source.errors import ConfigurationError
+from nats_stream_source.spark.session import (
+    DELTA_SETTINGS,
+    delta_artifact,
+    is_connect,
+    require_delta_package,
+)
 
 SKIPS_EMPTY_COMMITS = "spark.databricks.delta.skipRecordingEmptyCommits"
 """Whether a command that changes nothing commits nothing."""
@@ -65,44 +56,6 @@ TESTED_DELTA = "4.4.0"
 """The newest version of Delta Lake that this package is tested with."""
 
 
-def configure_delta(
-    builder: SparkSession.Builder, *, small_machine: bool = False, download: bool = True
-) -> SparkSession.Builder:
-    """Configure a session for ``engine="spark"``: Delta's jar and its two settings.
-
-    ``spark = configure_delta(SparkSession.builder.appName("fleet")).getOrCreate()``
-
-    The jar has the version of the installed package ``delta-spark``. Spark downloads it from Maven
-    Central when the first session of the process starts (20 s the first time).
-
-    Args:
-        builder: other settings of it stay, except those named here.
-        small_machine: also set Delta's and Spark's number of partitions to 2, for a few cores.
-        download: False if the jar is already on Spark's class path.
-
-    Raises:
-        MissingPackageError: ``delta-spark`` is not installed.
-    """
-    if download:
-        builder = builder.config("spark.jars.packages", delta_artifact())
-    settings = {**SETTINGS, **(SMALL_MACHINE if small_machine else {})}
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    return builder
-
-
-def delta_artifact() -> str:
-    """The Maven coordinates of Delta's jar for the installed ``delta-spark`` and Spark.
-
-    Raises:
-        MissingPackageError: ``delta-spark`` is not installed.
-    """
-    _require_package()
-    version = importlib.metadata.version("delta-spark")
-    spark = ".".join(spark_version.split(".")[:2])
-    return f"io.delta:delta-spark_{spark}_2.13:{version}"
-
-
 def require_delta(spark: SparkSession) -> None:
     """Raise an error that names what the session lacks for ``engine="spark"``.
 
@@ -110,12 +63,12 @@ def require_delta(spark: SparkSession) -> None:
         MissingPackageError: ``delta-spark`` is not installed.
         ConfigurationError: Delta's jar or a setting is missing.
     """
-    _require_package()
+    require_delta_package()
     problem = missing(spark)
     if problem is not None:
         raise ConfigurationError(
             f"could not use engine='spark': {problem}; start the session with "
-            f"`configure_delta(SparkSession.builder).getOrCreate()` "
+            f"`configure(SparkSession.builder, delta=True).getOrCreate()` "
             f"(nats_stream_source.delta), or use engine='driver'"
         )
 
@@ -132,7 +85,7 @@ def missing(spark: SparkSession) -> str | None:
         return f"the session lacks Delta's jar ({_artifact_text()})"
     if "DATABRICKS_RUNTIME_VERSION" in os.environ:
         return None  # its Delta Lake has a catalog and extensions of its own
-    for name, value in SETTINGS.items():
+    for name, value in DELTA_SETTINGS.items():
         if value not in (spark.conf.get(name, None) or ""):
             return f"the session's setting {name} lacks {value}"
     return None
@@ -185,14 +138,6 @@ def require_encoding(spark: SparkSession, path: str) -> None:
         raise ConfigurationError(
             f"could not use table {path!r} with engine='spark': the JVM encodes the names of files "
             f"as {encoding}, expected UTF-8; start the session with LC_ALL=C.UTF-8"
-        )
-
-
-def _require_package() -> None:
-    if importlib.util.find_spec("delta") is None:
-        raise MissingPackageError(
-            "could not use engine='spark': the package delta-spark is not installed; run "
-            "`pip install 'nats-stream-source[delta]'`"
         )
 
 

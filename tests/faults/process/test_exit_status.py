@@ -26,7 +26,7 @@ import json, signal, sys
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql import SparkSession
-from nats_stream_source.delta import configure, configure_delta, follow, merge
+from nats_stream_source.delta import configure, follow, merge
 
 def read():
     rows = pa.table(QueryBuilder().register("t", DeltaTable(table)).execute("SELECT * FROM t"))
@@ -45,10 +45,8 @@ def start():
 servers, table, engine = sys.argv[1:]
 engine = json.loads(engine)
 source = {"servers": servers, "bucket": "fleet"}
-builder = configure(SparkSession.builder)
-if engine["engine"] == "spark":
-    builder = configure_delta(builder, small_machine=True)
-spark = builder.getOrCreate()
+in_spark = engine["engine"] == "spark"
+spark = configure(SparkSession.builder, delta=in_spark, small_machine=in_spark).getOrCreate()
 batch = spark.read.format("nats_kv").options(**source).load()
 """
 _WRITE = (

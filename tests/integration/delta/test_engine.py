@@ -66,9 +66,7 @@ def test_limit_exceeded_without_delta_lake_in_session(
     assert (writer(table), live(table)) == ("driver", {"a": 3, "b": 4})
     assert [one.levelname for one in caplog.records if "index" in one.getMessage()] == ["WARNING"]
     for name, reason in {"fleet": "a name in the catalog", "s3a://l/f": "scheme 's3a'"}.items():
-        with pytest.raises(
-            ConfigurationError, match=f"{reason}.*lacks Delta's jar.*configure_delta"
-        ):
+        with pytest.raises(ConfigurationError, match=f"{reason}.*lacks Delta's jar.*delta=True"):
             merge(frame(put("a", 1)), name)
 
 

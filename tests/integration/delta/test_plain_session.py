@@ -68,7 +68,7 @@ def test_plain_session_merges(shared_server: NatsServer, tmp_path: Path) -> None
         "ConfigurationError could not use engine='spark': the session lacks Delta's jar "
         "(io.delta:delta-spark_"
     )
-    assert "`configure_delta(SparkSession.builder).getOrCreate()`" in spark
+    assert "`configure(SparkSession.builder, delta=True).getOrCreate()`" in spark
     assert (
         "cannot (the table is a name in the catalog), and for engine 'spark' the session" in catalog
     )

@@ -11,9 +11,11 @@ import email
 import os
 import re
 import runpy
+import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from email.message import Message
@@ -59,6 +61,18 @@ def files(folder: Path, pattern: str = "*") -> set[str]:
         if file.is_file() and "__pycache__" not in file.parts and file.suffix not in _BUILT
     }
 
+
+_ARGUMENT = r"(?:'[^'`\n]+'|[\w.\-\[\]]+)"
+_INSTALLS = re.compile(rf"\bpip\sinstall\s({_ARGUMENT}(?: {_ARGUMENT})*)")
+INSTALLS = sorted(
+    {
+        line
+        for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))
+        for line in _INSTALLS.findall(page.read_text())
+        if re.search(r"'?\.(?:\[|$|'| |/)", line)
+    }
+)
+"""The arguments of each `pip install` of this package in the pages."""
 
 PURE_FILES = files(PACKAGE, "*.py") | files(PACKAGE, "*.pyi") | MODULES
 PURE_FILES |= {"nats_stream_source/py.typed"}
@@ -206,3 +220,50 @@ def test_install_without_compiler(distributions: Path, tmp_path: Path, compiler:
     with zipfile.ZipFile(wheel) as archive:
         assert {name for name in archive.namelist() if ".dist-info/" not in name} == PURE_FILES
     assert selected_scanner(wheel, tmp_path / "installed") == "python"
+
+
+def test_pages_do_not_install_from_index() -> None:
+    """A release on a package index changes these lines (CONTRIBUTING.md)."""
+    assert len(INSTALLS) >= 5
+    assert any(f"-{nats_stream_source.__version__}-py3-none-any.whl" in line for line in INSTALLS)
+    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        assert not re.search(r"pip install '?nats-stream-source", page.read_text()), page
+
+
+def environment(path: Path) -> Path:
+    """The Python of a new environment that has the packages of this one, without the project."""
+    subprocess.run([sys.executable, "-m", "venv", str(path)], check=True, timeout=120)
+    python = path / "bin/python"
+    (target,) = (path / "lib").glob("python3.*/site-packages")
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        own = re.match(r"(__editable__.*)?nats[_-]stream[_-]source", entry.name)
+        if not own and not (target / entry.name).exists():
+            (target / entry.name).symlink_to(entry)
+    return python
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("line", INSTALLS)
+def test_install_line_of_pages(distributions: Path, tmp_path: Path, line: str) -> None:
+    (sdist,) = distributions.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (unpacked,) = tmp_path.glob("nats_stream_source-*")
+    shutil.copytree(distributions, unpacked / "dist")
+    python = environment(tmp_path / "venv")
+    # The last line is the action of errors that name an extra, which needs no index either.
+    for arguments in (shlex.split(line), ["--no-index", "nats-stream-source[delta]"]):
+        done = subprocess.run(
+            [python, "-m", "pip", "--disable-pip-version-check", "install", *arguments],
+            cwd=unpacked,
+            env={**os.environ, "NATS_STREAM_SOURCE_PURE": "1"},
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    code = "import nats_stream_source as it, nats_stream_source.jetstream; print(it.__file__)"
+    ran = subprocess.run(
+        [python, "-c", code], cwd=tmp_path, env={}, capture_output=True, text=True, timeout=120
+    )
+    assert Path(ran.stdout.strip()).is_relative_to(tmp_path / "venv"), ran.stderr

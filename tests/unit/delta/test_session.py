@@ -8,9 +8,14 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from nats_stream_source.delta import configure_delta
 from nats_stream_source.delta.spark import session
 from nats_stream_source.errors import MissingPackageError
+from nats_stream_source.spark.session import (
+    DELTA_SETTINGS,
+    SMALL_MACHINE,
+    configure,
+    delta_artifact,
+)
 
 
 def with_settings(settings: dict[str, str]) -> Any:
@@ -25,13 +30,13 @@ def with_settings(settings: dict[str, str]) -> Any:
     )
 
 
-@pytest.mark.parametrize("setting", session.SETTINGS)
+@pytest.mark.parametrize("setting", DELTA_SETTINGS)
 def test_missing_setting_is_named(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DATABRICKS_RUNTIME_VERSION", raising=False)
-    assert session.missing(with_settings(session.SETTINGS)) is None
-    others = {name: value for name, value in session.SETTINGS.items() if name != setting}
+    assert session.missing(with_settings(DELTA_SETTINGS)) is None
+    others = {name: value for name, value in DELTA_SETTINGS.items() if name != setting}
     assert setting in str(session.missing(with_settings(others)))
-    several = {**others, setting: f"org.example.Other,{session.SETTINGS[setting]}"}
+    several = {**others, setting: f"org.example.Other,{DELTA_SETTINGS[setting]}"}
     assert session.missing(with_settings(several)) is None
 
 
@@ -44,7 +49,7 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert session.missing(with_settings({})) == "the package delta-spark is not installed"
     with pytest.raises(MissingPackageError, match=r"delta-spark is not installed.*\[delta\]"):
-        configure_delta(SparkSession.builder)
+        configure(SparkSession.builder, delta=True)
 
 
 def test_untested_delta_spark_version_is_named(
@@ -54,16 +59,16 @@ def test_untested_delta_spark_version_is_named(
     monkeypatch.setattr("importlib.metadata.version", lambda name: "4.4.1")
     assert "delta-spark==4.4.0" in session._artifact_text()
     monkeypatch.setattr("importlib.metadata.version", lambda name: session.TESTED_DELTA)
-    assert session._artifact_text() == session.delta_artifact()
-    assert session.delta_artifact().endswith("_2.13:4.4.0")
+    assert session._artifact_text() == delta_artifact()
+    assert delta_artifact().endswith("_2.13:4.4.0")
 
 
 def test_builder_gets_jar_and_settings() -> None:
-    builder = configure_delta(SparkSession.Builder(), small_machine=True)
+    builder = configure(SparkSession.Builder(), delta=True, small_machine=True)
     options = builder._options
-    assert options.items() >= {**session.SETTINGS, **session.SMALL_MACHINE}.items()
-    assert options["spark.jars.packages"] == session.delta_artifact()
+    assert options.items() >= {**DELTA_SETTINGS, **SMALL_MACHINE}.items()
+    assert options["spark.jars.packages"] == delta_artifact()
     assert (
         "spark.jars.packages"
-        not in configure_delta(SparkSession.Builder(), download=False)._options
+        not in configure(SparkSession.Builder(), delta=True, download=False)._options
     )

@@ -49,7 +49,8 @@ def test_codecs() -> None:
 REFUSED: dict[str, tuple[dict[str, str], type[Exception], str]] = {
     "unknown, near": ({"includHistory": "true"}, OptionError, "did you mean 'includeHistory'"),
     "unknown, near a connection's": ({"server": "x"}, OptionError, "did you mean 'servers'"),
-    "unknown, near nothing": ({"zzzzqqq": "1"}, OptionError, "unknown option 'zzzzqqq'$"),
+    "unknown, near nothing": ({"zzzzqqq": "1"}, OptionError, "'zzzzqqq'; docs/options.md"),
+    "of another source": ({"batchsize": "1"}, OptionError, "write 'maxRowsPerTrigger'"),
     "more at least than at most": (
         {"minRowsPerTrigger": "10", "maxRowsPerTrigger": "9"},
         OptionError,

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from nats_stream_source import configure
 from nats_stream_source.delta import configure as configure_of_delta
-from nats_stream_source.delta import configure_delta
+from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.spark import session
 
 SOCKETS = "spark.python.unix.domain.socket.enabled"
@@ -32,11 +32,24 @@ def test_settings_are_added_to_builder() -> None:
     assert configure_of_delta is configure
 
 
-def test_settings_stay_beside_those_of_delta() -> None:
-    first = configure_delta(configure(SparkSession.Builder()))._options
-    second = configure(configure_delta(SparkSession.Builder()))._options
-    assert first == second
-    assert first.keys() >= {SOCKETS, "spark.sql.extensions"}
+def test_delta_adds_its_settings() -> None:
+    plain = configure(SparkSession.Builder())._options
+    added = configure(SparkSession.Builder(), delta=True)._options
+    assert added.items() > plain.items()
+    assert added.keys() - plain.keys() == {*session.DELTA_SETTINGS, "spark.jars.packages"}
+
+
+@pytest.mark.parametrize("home", [None, "/no/such/jdk"])
+def test_missing_java_is_named(home: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/no/such/directory")
+    monkeypatch.setenv("JAVA_HOME", home or "")
+    if home is None:
+        monkeypatch.delenv("JAVA_HOME")
+    with pytest.raises(ConfigurationError, match=f"{home or 'PATH'}.* install .*openjdk-17"):
+        configure(SparkSession.Builder())
+    configure(SparkSession.Builder().remote("sc://spark.example.com"))
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1234")
+    configure(SparkSession.Builder())
 
 
 @pytest.mark.parametrize("master", [None, "local", "local[2]"])

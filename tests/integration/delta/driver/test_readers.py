@@ -182,7 +182,7 @@ def test_reader_returns_rows_of_encoded_partition(
 
 
 def test_polars_returns_removed_rows_of_encoded_partition(tmp_path: Path) -> None:
-    """A limitation of polars 2.1 that docs/delta.md describes: it does not find the vectors."""
+    """A limitation of polars 2.1 that docs/table.md describes: it does not find the vectors."""
     written = _Written(tmp_path / "fleet", "mark", _ENCODED)
     found = _read_by_polars(tmp_path / "fleet")
     assert len(found) > len(written.rows)

@@ -33,7 +33,7 @@ def test_messages_removed_by_read(shared_server: NatsServer, name: str, retentio
     fill(url, name, 4)
     with pytest.raises(
         UnsupportedStreamError,
-        match=f"retention is '{retention}', expected 'limits'.* read a mirror",
+        match=f"retention is '{retention}', expected 'limits'.* read a copy, .*docs/streams.md",
     ):
         read(url, name)
     assert stream_state(url, name)["messages"] == 4
