@@ -1,7 +1,10 @@
-"""Reads Delta tables with the package `deltalake`, without Spark."""
+"""Reads Delta tables without Spark, and changes their logs as users and other writers do."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -16,3 +19,31 @@ def rows_of(table: DeltaTable) -> list[dict[str, Any]]:
         .to_pylist()
     )
     return rows
+
+
+def change_actions(table: Path, kind: str, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change each action of a kind in the log of a table."""
+    for entry in (table / "_delta_log").glob("*.json"):
+        actions = [json.loads(line) for line in entry.read_text().splitlines()]
+        changed = [action[kind] for action in actions if kind in action]
+        for action in changed:
+            change(action)
+        if changed:
+            entry.write_text("".join(f"{json.dumps(action)}\n" for action in actions))
+
+
+def partition_by(table: Path, *columns: str) -> None:
+    """Partition a table without rows: the driver creates tables without partitions."""
+    change_actions(table, "metaData", lambda of: of.update(partitionColumns=list(columns)))
+
+
+def change_columns(table: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the columns of a table, which the function gets by name."""
+
+    def change_schema(metadata: dict[str, Any]) -> None:
+        schema = json.loads(metadata["schemaString"])
+        columns = {field["name"]: field for field in schema["fields"]}
+        change(columns)
+        metadata["schemaString"] = json.dumps({**schema, "fields": list(columns.values())})
+
+    change_actions(table, "metaData", change_schema)

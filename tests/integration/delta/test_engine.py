@@ -70,18 +70,11 @@ def test_limit_exceeded_without_delta_lake_in_session(
             merge(frame(put("a", 1)), name)
 
 
-def test_executors_reduce_batch_to_its_keys(frame: Frame, table: Path) -> None:
-    batch = [put(key, revision) for revision in range(1, 11) for key in "abcd"]
-    merge(frame(*batch).repartition(2), str(table))
-    assert (writer(table), live(table)) == ("driver", dict.fromkeys("abcd", 10))
-
-
 def test_arguments_are_checked_when_function_is_created(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused: list[tuple[str, dict[str, Any], str]] = [
         ("/lake/fleet", {"engine": "rust"}, "engine is 'rust', expected 'auto', 'driver' or"),
-        ("/lake/fleet", {"engine": "delta-rs"}, "'driver' has replaced 'delta-rs'"),
         ("/lake/fleet", {"engine": "spark", "storage_options": {}}, "storage_options with engine="),
         ("fleet", {"engine": "driver"}, "engine='driver' with table 'fleet'.*a name in the"),
         ("fleet", {"storage_options": {"a": "b"}}, "storage_options with table 'fleet'"),

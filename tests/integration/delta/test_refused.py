@@ -29,9 +29,9 @@ from nats_stream_source.delta.refused import (
     row,
 )
 from nats_stream_source.errors import ConfigurationError
-from tests.integration.delta.driver.test_columns import change_first_version
 from tests.integration.delta.merge_model import ENGINES, Frame, delete, put
 from tests.integration.delta.table_content import version
+from tests.support.delta import change_columns
 
 pytestmark = pytest.mark.delta
 COLUMNS = (
@@ -121,7 +121,7 @@ def create(spark: SparkSession, table: Path, columns: str, clause: str) -> None:
         rule = {"delta.invariants": '{"expression":{"expression":"x > 0 OR x IS NULL"}}'}
         for checksum in (table / "_delta_log").glob("*.crc"):  # they have the columns, too
             checksum.unlink()
-        change_first_version(table, lambda fields: fields["x"].update(metadata=rule))
+        change_columns(table, lambda fields: fields["x"].update(metadata=rule))
 
 
 def reason(kind: str, name: str) -> str:
@@ -173,18 +173,6 @@ def test_both_engines_refuse(
     assert version(table) == 0
 
 
-def test_spark_refuses_wider_type_and_driver_takes_it(frame: Frame, table: Path) -> None:
-    def batch(revision: int, kind: str) -> DataFrame:
-        return frame(put("a", revision)).withColumn("n", F.lit(7).cast(kind))
-
-    merge(batch(1, "INT"), table, engine="driver")
-    with pytest.raises(ConfigurationError, match=f"{reason(COLUMN, 'wider type')}; cast the col"):
-        merge(batch(2, "BIGINT"), table, engine="spark")
-    merge(batch(3, "BIGINT"), table)
-    merge(batch(4, "INT"), table, engine="spark")
-    assert dict(frame().sparkSession.read.format("delta").load(str(table)).dtypes)["n"] == "bigint"
-
-
 def test_path_that_driver_does_not_take(frame: Frame, tmp_path: Path) -> None:
     """With the default engine Spark changes the table, its state table and maintains both."""
     table = tmp_path / "a%20b[c]\\d|e^f"
@@ -228,50 +216,28 @@ def test_files_of_shallow_clone_are_outside_of_table(
         assert sorted(map(tuple, rows)) == expected
 
 
-@pytest.mark.parametrize("option", [one.name for one in REFUSED if one.kind == STORE])
-def test_storage_option_that_driver_does_not_take(frame: Frame, option: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"storage option {option} is given"):
-        merge(
-            frame(put("a", 1)),
-            "s3://lake/fleet",
-            engine="driver",
-            storage_options={option: "dynamodb" if "provider" in option else "true"},
-        )
-
-
-# Beside the table of refusals: what a batch, or a table of other rules, must not have.
-BUCKETS = "drop the column 'bucket'|keep the column 'bucket'"
+# Beside the table of refusals: what a batch must not have, one of each check of the rule.
 
 
 @pytest.mark.parametrize("engine", [ENGINES[0], pytest.param("spark", marks=pytest.mark.faults)])
 def test_batch_that_does_not_fit_table(frame: Frame, tmp_path: Path, engine: Engine) -> None:
-    batch = frame(put("a", 1))
-    removed, marked = (tmp_path / name for name in ("removed", "marked"))
-    merge(batch, removed, engine="driver")
-    merge(batch, marked, engine="driver", deletes="mark")
-    twins = F.array(F.struct(F.lit(1).alias("x"), F.lit(2).alias("X")))
-    refused: list[tuple[DataFrame, Path, str, str]] = [
-        (batch, removed, "mark", "deletes='mark': it has no column 'deleted'.*deletes='remove'"),
-        (batch, marked, "remove", "deletes='remove': it has a column 'deleted'.*deletes='mark'"),
-        (batch.withColumn("deleted", F.lit(1)), marked, "mark", "its own column 'deleted'"),
-        (batch.withColumn("VALUE", F.lit(1)), removed, "remove", "in case only"),
-        (batch.withColumn("a b", F.lit(1)), removed, "remove", "'a b' has ' ' in its name"),
-        (batch.withColumn("a b", F.lit(1)), tmp_path / "new", "remove", "has ' ' in its name"),
-        (batch.withColumn("n", twins), removed, "remove", "has the fields 'x' and 'X'"),
-        (batch.withColumn("n", F.array()), removed, "remove", "does not store VOID in it"),
-        (batch.withColumn("n", F.expr("make_interval(1)")), removed, "remove", "INTERVAL"),
-        (batch.drop("bucket"), removed, "remove", BUCKETS),
-        (batch.drop("revision"), tmp_path / "new", "remove", "it has no column 'revision'"),
-        (batch.withColumn("value", F.col("revision")), removed, "remove", "expected BINARY as in"),
-        (batch.withColumn("revision", F.lit("1")), removed, "remove", "is STRING, expected BIGINT"),
-        (batch.withColumn("key", F.lit(None).cast("string")), removed, "remove", "null in one of"),
-        (batch.withColumn("operation", F.lit("put")), removed, "remove", "other than PUT"),
+    batch, table, new = frame(put("a", 1)), tmp_path / "table", tmp_path / "new"
+    merge(batch, table, engine="driver")
+    refused: list[tuple[DataFrame, Path, str]] = [
+        (batch.drop("revision"), new, "it has no column 'revision'"),
+        (batch.withColumn("revision", F.lit("1")), table, "is STRING, expected BIGINT"),
+        (batch.drop("bucket"), table, "keep the column 'bucket'"),
+        (batch.withColumn("value", F.col("revision")), table, "expected BINARY as in"),
+        (batch.withColumn("VALUE", F.lit(1)), table, "in case only"),
+        (batch.withColumn("a b", F.lit(1)), new, "has ' ' in its name"),
+        (batch.withColumn("n", F.expr("make_interval(1)")), table, "INTERVAL"),
+        (batch.withColumn("operation", F.lit("put")), table, "other than PUT"),
     ]
-    for one, table, deletes, message in refused:
+    for one, path, message in refused:
         with pytest.raises(ConfigurationError, match=message):
-            merge(one, table, deletes=deletes, engine=engine)
-    assert (version(removed), version(marked)) == (1, 1)
-    assert not (tmp_path / "new").exists()
+            merge(one, path, engine=engine)
+    assert version(table) == 1
+    assert not new.exists()
 
 
 def test_directory_that_is_not_table_of_rows(

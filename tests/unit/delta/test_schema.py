@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from nats_stream_source.delta.rules.layout import Layout
 from nats_stream_source.delta.schema import (
     TIMESTAMP,
     conform,
@@ -20,6 +21,7 @@ from nats_stream_source.delta.schema import (
 )
 from nats_stream_source.errors import ConfigurationError
 
+ENTRY = pa.schema([("key", pa.string()), ("revision", pa.int64())])
 I8, I16, I32, I64 = pa.int8(), pa.int16(), pa.int32(), pa.int64()
 
 
@@ -68,16 +70,25 @@ def test_types_of_table_and_batch_united(
 
 
 def test_new_column_nullable_with_comment_only() -> None:
-    field = pa.field(
-        "s",
-        pa.struct([pa.field("x", I8, False), pa.field("v", pa.null())]),
-        False,
-        {"comment": "speed", "delta.invariants": "x > 0"},
-    )
+    """The rest would be rules of another table, with which this one could not be read."""
+    rules = {
+        "CURRENT_DEFAULT": "5",
+        "delta.generationExpression": "x + 1",
+        "delta.invariants": "x > 0",
+        "delta.columnMapping.physicalName": "col-x",
+        "__CHAR_VARCHAR_TYPE_STRING": "char(3)",
+        "comment": "speed",
+    }
+    kind = pa.struct([pa.field("x", I8, False, rules), pa.field("v", pa.null())])
+    field = pa.field("s", kind, False, rules)
+    described = {"comment": "speed"}
+    kept = pa.field("s", pa.struct([pa.field("x", I8, metadata=described)]), metadata=described)
     stored = with_new_columns("lake", pa.schema([]), [field, pa.field("v", pa.null())])
-    assert stored == pa.schema([pa.field("s", pa.struct([pa.field("x", I8)]))])
-    assert stored.field("s").metadata == {b"comment": b"speed"}
-    assert stored_field(field).equals(stored.field("s"), check_metadata=True)
+    created = Layout.of_entries(ENTRY.names, "remove").table_schema(ENTRY.append(field))
+    for schema in (stored, created):
+        assert schema.field("s").equals(kept, check_metadata=True)
+    assert stored.names == ["s"]
+    assert stored_field(field).equals(kept, check_metadata=True)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from nats_stream_source.delta import debezium_changes
-from nats_stream_source.errors import ConfigurationError
 from tests.integration.delta.cdc.test_debezium import CUSTOMERS, ROWS, read_events
-from tests.integration.delta.merge_model import Merge, by_driver, spark_in_faults
+from tests.integration.delta.merge_model import Merge, spark_in_faults
 from tests.integration.delta.table_content import columns_of
 
 pytestmark = pytest.mark.delta
@@ -73,28 +72,3 @@ def test_table_keeps_unavailable_values(
         merge(changes, str(table), **RULES)
 
     assert columns_of(table, "id", "f", "big") == [(1, 2.5, value), (2, 0.5, value)]
-
-
-@by_driver
-@pytest.mark.parametrize(
-    ("rules", "message"),
-    [
-        ({"unavailable_columns": "_lsn"}, "unavailable_columns is a column of type BIGINT"),
-        ({"unavailable_columns": "_absent"}, "unavailable_columns has '_absent', which is not"),
-        ({"stored_as_scd_type": 2}, "unavailable_columns with stored_as_scd_type=2"),
-        ({"unavailable_columns": ["_unavailable"]}, "unavailable_columns is .* expected the name"),
-    ],
-)
-def test_invalid_unavailable_columns_named(
-    changes_of: Callable[[Events, str], DataFrame],
-    table: Path,
-    merge: Merge,
-    rules: dict[str, Any],
-    message: str,
-) -> None:
-    changes = changes_of(read_events("snapshot-edge"), CUSTOMERS)
-
-    with pytest.raises(ConfigurationError, match=message):
-        merge(changes, str(table), **{**RULES, **rules})
-
-    assert not table.exists()

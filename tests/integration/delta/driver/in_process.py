@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from deltalake import DeltaTable
 
 from nats_stream_source.delta.driver.engine import DriverEngine, opened_table
@@ -22,6 +23,7 @@ from nats_stream_source.delta.upkeep import Upkeep
 from tests.integration.delta.merge_model import Entry
 
 NO_LIMIT = IndexLimit()
+both_writers = pytest.mark.parametrize("vectors", [True, False])
 ARROW = pa.schema(
     [
         ("bucket", pa.string()),
@@ -124,6 +126,3 @@ def table_rows(found: list[dict[str, Any]]) -> dict[str, tuple[int, datetime]]:
         row["key"]: (row["revision"], row["stream_created"].astimezone(timezone.utc))
         for row in found
     }
-
-
-Change = Callable[[], None]

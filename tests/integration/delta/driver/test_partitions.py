@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from datetime import date
@@ -15,22 +14,17 @@ import pytest
 from deltalake import DeltaTable
 
 from nats_stream_source.delta.upkeep import Upkeep
-from tests.integration.delta.driver.in_process import InProcessTable, arrow, index_of, rebuilt
+from tests.integration.delta.driver.in_process import (
+    InProcessTable,
+    arrow,
+    both_writers,
+    index_of,
+    rebuilt,
+)
 from tests.integration.delta.merge_model import delete, put
-from tests.support.delta import rows_of
+from tests.support.delta import partition_by, rows_of
 
-both_writers = pytest.mark.parametrize("vectors", [True, False])
 NAMES = ["fleet", "a~b", "~", "ü %: 1/2=", "a%7Eb", "a b", "x+y", "", None, "'q\"", "#?[x]"]
-
-
-def partition_by(path: Path, *columns: str) -> None:
-    """The driver creates tables without partitions; users create them with partitions."""
-    entry = path / "_delta_log" / f"{0:020}.json"
-    actions = [json.loads(line) for line in entry.read_text().splitlines()]
-    for action in actions:
-        if "metaData" in action:
-            action["metaData"]["partitionColumns"] = list(columns)
-    entry.write_text("".join(f"{json.dumps(action)}\n" for action in actions))
 
 
 def partitioned(path: Path, kind: pa.DataType, vectors: bool) -> InProcessTable:

@@ -6,7 +6,6 @@ and after a compaction and a checkpoint of the log. The data files of the checkp
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -25,7 +24,7 @@ from nats_stream_source.delta.driver.data_files import LiveFile
 from nats_stream_source.delta.rules.layout import Deletes
 from tests.integration.delta.driver.in_process import ARROW, InProcessTable
 from tests.integration.delta.merge_model import CREATED, both_modes
-from tests.support.delta import rows_of
+from tests.support.delta import change_actions, partition_by, rows_of
 
 _ARROW = pa.schema(
     [field for field in ARROW if field.name != "value"]
@@ -70,7 +69,7 @@ class _Written:
         self.table = InProcessTable(path, deletes, vectors=True)
         self.rows: Rows = {}
         self.merge([])
-        self._partition_by_bucket(path / "_delta_log" / f"{0:020}.json")
+        partition_by(path, "bucket")
         self.table.reopen()
 
         buckets = ("fleet", other)
@@ -84,7 +83,7 @@ class _Written:
             files = self.table.state.files.items()
             of_bucket = [n for n, file in files if file.add["partitionValues"]["bucket"] == bucket]
             compact(self.table.state, of_bucket, 1 << 20)
-        self._tag_files(path / "_delta_log")
+        change_actions(path, "add", lambda add: add.update(tags=_TAGS))
         DeltaTable(path).create_checkpoint()
         self.table.opened.close()
         for bucket in buckets:
@@ -112,23 +111,6 @@ class _Written:
                 self.rows[identity] = entry
             else:
                 self.rows.pop(identity, None)
-
-    def _partition_by_bucket(self, log: Path) -> None:
-        """The driver creates tables without partitions; users create them with partitions."""
-        actions = [json.loads(line) for line in log.read_text().splitlines()]
-        for action in actions:
-            if "metaData" in action:
-                action["metaData"]["partitionColumns"] = ["bucket"]
-        log.write_text("".join(f"{json.dumps(action)}\n" for action in actions))
-
-    def _tag_files(self, log: Path) -> None:
-        """As Databricks and Fabric write them."""
-        for entry in log.glob("*.json"):
-            actions = [json.loads(line) for line in entry.read_text().splitlines()]
-            for action in actions:
-                if "add" in action:
-                    action["add"]["tags"] = _TAGS
-            entry.write_text("".join(f"{json.dumps(action)}\n" for action in actions))
 
 
 def _read_by_delta_rs(path: Path) -> list[Row]:
@@ -165,19 +147,14 @@ def _by_key(rows: list[Row]) -> Rows:
 
 
 @both_modes
-@pytest.mark.parametrize("read", [_read_by_delta_rs, _read_by_polars, _read_by_duckdb])
+@pytest.mark.parametrize(
+    ("read", "partition"),
+    [(_read_by_delta_rs, _ENCODED), (_read_by_duckdb, _ENCODED), (_read_by_polars, "ships")],
+)
 def test_reader_returns_rows(
-    tmp_path: Path, deletes: Deletes, read: Callable[[Path], list[Row]]
+    tmp_path: Path, deletes: Deletes, read: Callable[[Path], list[Row]], partition: str
 ) -> None:
-    written = _Written(tmp_path / "fleet", deletes)
-    assert _by_key(read(tmp_path / "fleet")) == written.rows
-
-
-@pytest.mark.parametrize("read", [_read_by_delta_rs, _read_by_duckdb])
-def test_reader_returns_rows_of_encoded_partition(
-    tmp_path: Path, read: Callable[[Path], list[Row]]
-) -> None:
-    written = _Written(tmp_path / "fleet", "mark", _ENCODED)
+    written = _Written(tmp_path / "fleet", deletes, partition)
     assert _by_key(read(tmp_path / "fleet")) == written.rows
 
 

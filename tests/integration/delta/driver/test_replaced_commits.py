@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import obstore
@@ -16,15 +15,9 @@ from nats_stream_source.errors import ConfigurationError, TableError
 from tests.integration.delta.driver.in_process import InProcessTable, arrow
 from tests.integration.delta.merge_model import put
 from tests.support.delta import rows_of
-from tests.support.object_store import BUCKET, ObjectStore, object_store
+from tests.support.object_store import BUCKET, ObjectStore
 from tests.support.store_proxy import store_proxy
 from tests.support.wait import wait_until
-
-
-@pytest.fixture(scope="module")
-def store() -> Iterator[ObjectStore]:
-    with object_store() as store:
-        yield store
 
 
 def objects_of(store: ObjectStore, table: str) -> S3Store:

@@ -21,6 +21,7 @@ from nats_stream_source.delta.upkeep import Upkeep
 from nats_stream_source.errors import TableError
 from tests.integration.delta.driver.in_process import (
     InProcessTable,
+    both_writers,
     index_of,
     model_rows,
     rebuilt,
@@ -30,7 +31,6 @@ from tests.integration.delta.merge_model import Model, delete, put
 from tests.support.delta import rows_of
 
 FIRST = [put(f"k{number}", number + 1) for number in range(8)]
-both_writers = pytest.mark.parametrize("vectors", [True, False])
 
 
 def expect(path: Path, *batches: Any) -> None:

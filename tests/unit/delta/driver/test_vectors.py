@@ -17,7 +17,6 @@ from nats_stream_source.delta.driver.vectors import (
     vector_path,
     vector_rows,
 )
-from nats_stream_source.delta.refused import path_outside
 from nats_stream_source.delta.tables import EngineRefusedError
 
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
@@ -92,12 +91,3 @@ def test_vector_outside_of_table_is_refused() -> None:
         vector_path(descriptor)
     assert vector_file_name(descriptor) == "vector.bin"
     assert vector_file_name({"storageType": "i", "pathOrInlineDv": "0"}) is None
-
-
-@pytest.mark.parametrize("path", ["file:/lake/a", "s3a://lake/a%20b", "/lake/a", "file:///lake/a"])
-def test_data_file_outside_of_table_is_refused(path: str) -> None:
-    assert path_outside(["a", path]) is not None
-
-
-def test_data_file_of_table_is_accepted() -> None:
-    assert path_outside(["a.parquet", "b=c%3A%2Fd/a.parquet", "b:c/a", "a%3A/b"]) is None

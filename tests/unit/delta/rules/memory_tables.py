@@ -14,13 +14,12 @@ from nats_stream_source.delta.rules.layout import DELETE, END, SEQUENCE, START, 
 from nats_stream_source.delta.rules.reading import Integers, RowChanges
 from tests.support.cdc.events import Event
 
+_KEY = pa.string()
 _VALUES = [
-    ("key", pa.string()),
-    ("seq", pa.int64()),
-    ("a", pa.int64()),
-    ("b", pa.string()),
+    pa.field("seq", pa.int64()),
+    pa.field("a", pa.int64()),
+    pa.field("b", pa.string()),
 ]
-EVENTS = pa.schema([*_VALUES, (SEQUENCE, pa.int64()), (DELETE, pa.bool_())])
 
 
 class MemoryTable:
@@ -76,17 +75,19 @@ class MemoryTable:
 class MemoryTables:
     """See the module."""
 
-    def __init__(self, scd_type: int, tracked: str = "ab") -> None:
+    def __init__(self, scd_type: int, tracked: str = "ab", key: pa.DataType = _KEY) -> None:
         self.tracked = tuple(tracked)
+        values = [pa.field("key", key), *_VALUES]
+        sequence = pa.field(SEQUENCE, pa.int64())
+        self.events = pa.schema([*values, sequence, (DELETE, pa.bool_())])
         self.layout = Layout(scd_type, ("key",), "bigint", (SEQUENCE,), "remove", times=False)
         state = self.layout.state("id")
         if scd_type == 2:
-            table = pa.schema([*_VALUES, (START, pa.int64()), (END, pa.int64())])
-            self.state = MemoryTable(EVENTS, state)
+            table = pa.schema([*values, (START, pa.int64()), (END, pa.int64())])
+            self.state = MemoryTable(self.events, state)
         else:
-            table = pa.schema([*_VALUES, (SEQUENCE, pa.int64())])
-            columns = [("key", pa.string()), (SEQUENCE, pa.int64())]
-            self.state = MemoryTable(pa.schema(columns), state)
+            table = pa.schema([*values, sequence])
+            self.state = MemoryTable(pa.schema([values[0], sequence]), state)
         self.table = MemoryTable(table, self.layout)
 
     def changes(self, events: Iterable[Event]) -> RowChanges:
@@ -94,7 +95,7 @@ class MemoryTables:
             {**event._asdict(), SEQUENCE: event.seq, DELETE: event.op == "D"} for event in events
         ]
         return changes_of(
-            pa.Table.from_pylist(rows, EVENTS),
+            pa.Table.from_pylist(rows, self.events),
             self.layout,
             self.tracked,
             self.table,

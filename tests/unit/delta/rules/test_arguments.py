@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from nats_stream_source.delta.rules.arguments import ChangeRules
-from nats_stream_source.delta.rules.layout import SEQUENCE, Layout
+from nats_stream_source.delta.rules.layout import SEQUENCE, UNAVAILABLE, Layout
 from nats_stream_source.errors import ConfigurationError
 from tests.support.cdc.events import RULES
 
@@ -70,12 +70,36 @@ def test_rules_that_do_not_fit_batch_are_refused(arguments: dict[str, Any], erro
         rules.validate_columns(COLUMNS)
 
 
+@pytest.mark.parametrize(
+    ("column", "kind", "error"),
+    [
+        ("key", pa.list_(pa.string()), r"the key 'key' is ARRAY<STRING>, expected a number"),
+        (SEQUENCE, pa.map_(pa.int64(), pa.int64()), "MAP<BIGINT,BIGINT>, which cannot be ordered"),
+        (SEQUENCE, pa.struct([("a", pa.list_(pa.int64()))]), "which cannot be ordered"),
+        (UNAVAILABLE, pa.int64(), "unavailable_columns is a column of type BIGINT"),
+    ],
+)
+def test_type_of_events_is_refused(column: str, kind: pa.DataType, error: str) -> None:
+    kinds = {"key": pa.string(), SEQUENCE: pa.int64(), UNAVAILABLE: pa.list_(pa.string())}
+    layout = Layout(1, ("key",), "", (SEQUENCE,), "remove", times=False)
+    layout.validate_events(pa.schema(list(kinds.items())), ["key"])
+    with pytest.raises(ConfigurationError, match=error):
+        layout.validate_events(pa.schema(list({**kinds, column: kind}.items())), ["key"])
+
+
 @pytest.mark.parametrize("column", ["key", "revision", "operation", "stream_created"])
 def test_missing_column_of_entries_is_named(column: str) -> None:
     columns = ["key", "revision", "operation", "stream_created", "value"]
     columns.remove(column)
     with pytest.raises(ConfigurationError, match=f"it has no column '{column}'|keys is missing"):
         ChangeRules.of().validate_columns(columns)
+
+
+def test_own_column_deleted_of_entries_is_refused_with_marks() -> None:
+    columns = ["key", "revision", "operation", "stream_created", "Deleted"]
+    ChangeRules.of().validate_columns(columns)
+    with pytest.raises(ConfigurationError, match="its own column 'Deleted'"):
+        ChangeRules.of(deletes="mark").validate_columns(columns)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tests.support.cdc.events import SITUATIONS, Event, events_of, history, latest, random_event
@@ -24,6 +26,37 @@ def test_situation_gives_rows_of_auto_cdc(
     for batch, after in zip(events_of(situation), SITUATIONS[situation]["after"], strict=True):
         tables.merge(batch)
         assert [list(row[1:]) for row in tables.rows()] == after[column]
+
+
+ZERO: Any = 0.0
+MINUS_ZERO: Any = -0.0
+
+
+@pytest.mark.parametrize(
+    ("scd_type", "batches", "rows"),
+    [
+        # The greatest values of one sequence count, whatever their order.
+        (1, [[("k", 5, 1)], [("k", 5, 2)], [("k", 5, 0)]], [("k", 5, 2, "x")]),
+        (2, [[("k", 5, 1)], [("k", 5, 2), ("k", 5, 0)]], [("k", 5, None, 5, 2, "x")]),
+        # The version that the lesser values opened is joined with the one that ends there.
+        (2, [[("k", 1, 2), ("k", 5, 1)], [("k", 5, 2)]], [("k", 1, None, 5, 2, "x")]),
+        # 0.0 and -0.0 are one key, in one batch and in two.
+        (1, [[(ZERO, 1, 1), (MINUS_ZERO, 2, 2)], [(ZERO, 3, 3)]], [(0.0, 3, 3, "x")]),
+        (
+            2,
+            [[(ZERO, 1, 1), (MINUS_ZERO, 2, 2)], [(ZERO, 3, 3)]],
+            [(0.0, 1, 2, 1, 1, "x"), (0.0, 2, 3, 2, 2, "x"), (0.0, 3, None, 3, 3, "x")],
+        ),
+    ],
+)
+def test_equal_sequences_and_equal_keys(
+    scd_type: int, batches: list[list[tuple[Any, int, int]]], rows: list[tuple[Any, ...]]
+) -> None:
+    kind = pa.string() if isinstance(batches[0][0][0], str) else pa.float64()
+    tables = MemoryTables(scd_type, key=kind)
+    for batch in batches:
+        tables.merge(Event(key, seq, "U", a, "x") for key, seq, a in batch)
+    assert tables.rows() == rows
 
 
 @pytest.mark.parametrize("situation", UNIQUE)
@@ -60,7 +93,8 @@ def test_random_batches_give_rows_of_rules(
         contradictions += tables.merge(events).contradictions
         rows = latest(seen) if scd_type == 1 else history(seen, tracked)
         assert tables.rows() == sorted(rows, key=lambda row: row[:2])
-        assert len(tables.merge(events)) == 0
+        again = tables.merge(events)
+        assert len(again) == len(again.state) == 0
     assert bool(contradictions) == ties
 
 

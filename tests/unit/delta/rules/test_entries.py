@@ -102,61 +102,50 @@ def content(table: CountingTable) -> list[Row]:
     )
 
 
-OLD: Row = ("k", "old", 1, 5, "PUT")
+def put(revision: int, stream_created: int = 1) -> Row:
+    return ("k", f"{stream_created}/{revision}", stream_created, revision, "PUT")
 
-CASES: dict[str, tuple[list[Row], list[Row], list[Row], list[Row]]] = {
-    # rows of the table, entries, rows after with removed deletes, rows after with marked ones
-    "new_key": (
-        [],
-        [("k", "a", 1, 1, "PUT")],
-        [("k", "a", 1, 1, "PUT")],
-        [("k", "a", 1, 1, "PUT")],
-    ),
-    "newer_put": (
-        [OLD],
-        [("k", "new", 1, 6, "PUT")],
-        [("k", "new", 1, 6, "PUT")],
-        [("k", "new", 1, 6, "PUT")],
-    ),
-    "older_put": ([OLD], [("k", "x", 1, 4, "PUT")], [OLD], [OLD]),
-    "same_put": ([OLD], [OLD], [OLD], [OLD]),
-    "re_created_bucket": (
-        [OLD],
-        [("k", "new", 2, 1, "PUT")],
-        [("k", "new", 2, 1, "PUT")],
-        [("k", "new", 2, 1, "PUT")],
-    ),
-    "older_bucket": ([("k", "x", 2, 1, "PUT")], [OLD], *[[("k", "x", 2, 1, "PUT")]] * 2),
-    "newer_delete": ([OLD], [("k", None, 1, 6, "DEL")], [], [("k", None, 1, 6, "DEL*")]),
-    "older_delete": ([OLD], [("k", None, 1, 4, "PURGE")], [OLD], [OLD]),
-    "delete_with_sequence_of_row": (
-        [OLD],
-        [("k", None, 1, 5, "PURGE")],
-        [],
-        [("k", None, 1, 5, "PURGE*")],
-    ),
-    "delete_of_missing_key": ([], [("k", None, 1, 6, "DEL")], [], [("k", None, 1, 6, "DEL*")]),
-    "put_then_delete_in_batch": (
-        [OLD],
-        [("k", None, 1, 7, "DEL"), ("k", "x", 1, 6, "PUT")],
-        [],
-        [("k", None, 1, 7, "DEL*")],
-    ),
-    "delete_then_put_in_batch": (
-        [OLD],
-        [("k", "x", 1, 7, "PUT"), ("k", None, 1, 6, "DEL")],
-        *[[("k", "x", 1, 7, "PUT")]] * 2,
-    ),
+
+def delete(revision: int, stream_created: int = 1, operation: str = "DEL") -> Row:
+    return ("k", None, stream_created, revision, operation)
+
+
+OLD = put(5)
+
+CASES: dict[str, tuple[list[Row], list[Row], Row]] = {
+    # rows of the table, entries of the batch, the entry that counts
+    "new_key": ([], [put(1)], put(1)),
+    "newer_put": ([OLD], [put(6)], put(6)),
+    "older_put": ([OLD], [put(4)], OLD),
+    "same_put": ([OLD], [OLD, OLD], OLD),
+    "newest_put_in_middle_of_batch": ([OLD], [put(7), put(1), put(8), put(6)], put(8)),
+    "put_without_value": ([OLD], [("k", None, 1, 6, "PUT")], ("k", None, 1, 6, "PUT")),
+    "put_of_empty_value": ([OLD], [("k", "", 1, 6, "PUT")], ("k", "", 1, 6, "PUT")),
+    "re_created_bucket": ([OLD], [put(1, 2)], put(1, 2)),
+    "delete_in_re_created_bucket": ([OLD], [delete(1, 2)], delete(1, 2)),
+    "older_bucket": ([put(1, 2)], [OLD], put(1, 2)),
+    "both_buckets_in_batch": ([], [put(9), put(1, 2), delete(9)], put(1, 2)),
+    "newer_delete": ([OLD], [delete(6)], delete(6)),
+    "newer_purge": ([OLD], [delete(6, operation="PURGE")], delete(6, operation="PURGE")),
+    "older_delete": ([OLD], [delete(4), delete(3, operation="PURGE")], OLD),
+    "delete_with_sequence_of_row": ([OLD], [delete(5)], delete(5)),
+    "delete_of_missing_key": ([], [delete(6)], delete(6)),
+    "put_then_delete_in_batch": ([OLD], [delete(7), put(6)], delete(7)),
+    "delete_then_put_in_batch": ([OLD], [put(7), delete(6)], put(7)),
 }
 
 
 @pytest.mark.parametrize("deletes", ["remove", "mark"])
 @pytest.mark.parametrize("case", CASES)
 def test_entry_decides_by_sequence(case: str, deletes: Deletes) -> None:
-    rows, batch, removed, marked = CASES[case]
+    rows, batch, counts = CASES[case]
     table = table_of(deletes, *rows)
     merge(table, *batch)
-    assert content(table) == (removed if deletes == "remove" else marked)
+    if counts[-1] == "PUT":
+        assert content(table) == [counts]
+    else:
+        marked = (*counts[:-1], f"{counts[-1]}*")
+        assert content(table) == ([] if deletes == "remove" else [marked])
     assert len(merge(table, *batch)) == 0
 
 

@@ -13,10 +13,10 @@ from nats_stream_source.delta.rules.changes import changes_of
 from nats_stream_source.delta.rules.kept_values import with_kept_values
 from nats_stream_source.delta.rules.layout import DELETE, SEQUENCE, UNAVAILABLE
 from nats_stream_source.delta.rules.newest import DecidingEvents
-from tests.unit.delta.rules.memory_tables import EVENTS, MemoryTable, MemoryTables
+from tests.unit.delta.rules.memory_tables import MemoryTable, MemoryTables
 
 EMPTY = pa.schema([])
-SCHEMA = EVENTS.append(pa.field(UNAVAILABLE, pa.list_(pa.string())))
+SCHEMA = MemoryTables(1).events.append(pa.field(UNAVAILABLE, pa.list_(pa.string())))
 
 
 def event(
@@ -60,27 +60,41 @@ class KeptTables(MemoryTables):
         self.apply(changes, crash=crash)
 
 
-def test_value_of_row_kept() -> None:
+_Batches = list[list[dict[str, Any]]]
+CASES: dict[str, tuple[_Batches, tuple[Any, ...]]] = {
+    # batches of events of the key x, its row
+    "of_row": ([[event("x", 1, 1, "old")], [event("x", 2, 2, None, "b")]], (2, 2, "old")),
+    "of_earlier_event": (
+        [
+            [event("x", 1, 1, "old")],
+            [
+                event("x", 4, 4, None, "b"),
+                event("x", 3, None, None, "a", "b"),
+                event("x", 2, 2, "long"),
+            ],
+        ],
+        (4, 4, "long"),
+    ),
+    "null_of_earlier_event": (
+        [[event("x", 1, 1, "old")], [event("x", 2, 2, None), event("x", 3, 3, None, "b")]],
+        (3, 3, None),
+    ),
+    "row_is_newer": (
+        [[event("x", 5, 5, "new")], [event("x", 3, 3, "old"), event("x", 4, 4, None, "b")]],
+        (5, 5, "new"),
+    ),
+    "name_of_no_column": ([[event("x", 1, 1, "b1", "not selected", DELETE)]], (1, 1, "b1")),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_value_kept(case: str) -> None:
     tables = KeptTables()
-    tables.merge_kept(event("x", 1, 1, "long"), event("y", 1, 7, "other"))
-    tables.merge_kept(event("x", 2, 2, None, "b"), event("y", 2, 8, "new"))
-    assert tables.rows() == [("x", 2, 2, "long"), ("y", 2, 8, "new")]
-
-
-def test_value_of_earlier_event_of_batch_kept() -> None:
-    tables = KeptTables()
-    tables.merge_kept(event("x", 1, 1, "old"))
-    tables.merge_kept(
-        event("x", 4, 4, None, "b"), event("x", 3, None, None, "a", "b"), event("x", 2, 2, "long")
-    )
-    assert tables.rows() == [("x", 4, 4, "long")]
-
-
-def test_null_value_of_earlier_event_kept() -> None:
-    tables = KeptTables()
-    tables.merge_kept(event("x", 1, 1, "old"))
-    tables.merge_kept(event("x", 2, 2, None), event("x", 3, 3, None, "b"))
-    assert tables.rows() == [("x", 3, 3, None)]
+    batches, row = CASES[case]
+    tables.merge_kept(event("y", 1, 7, "other"))
+    for batch in batches:
+        tables.merge_kept(*batch)
+    assert tables.rows() == [("x", *row), ("y", 1, 7, "other")]
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -94,19 +108,6 @@ def test_value_from_before_delete_not_kept(split: bool, caplog: pytest.LogCaptur
     warned = [record for record in caplog.records if "null instead" in record.message]
     # A delete in the batch is known to be the reason.
     assert bool(warned) == split
-
-
-def test_row_newer_than_event_unchanged() -> None:
-    tables = KeptTables()
-    tables.merge_kept(event("x", 5, 5, "newest"))
-    tables.merge_kept(event("x", 3, 3, "old"), event("x", 4, 4, None, "b"))
-    assert tables.rows() == [("x", 5, 5, "newest")]
-
-
-def test_names_of_other_columns_ignored() -> None:
-    tables = KeptTables()
-    tables.merge_kept(event("x", 1, 1, "b1", "not selected", DELETE))
-    assert tables.rows() == [("x", 1, 1, "b1")]
 
 
 @pytest.mark.parametrize("lists", [[None, None], [[], None]])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pyarrow as pa
 import pytest
 
@@ -54,13 +56,12 @@ MARK = Layout.of_entries(ENTRIES.names, "mark")
     [
         (ENTRY, LAYOUT, ENTRIES, None, "created with stored_as_scd_type=1 and keys=..id"),
         (LAYOUT, None, ENTRIES, None, "was not created with keys and sequence_by"),
-        (
-            LAYOUT,
-            Layout(2, ("id",), "bigint", (SEQUENCE,), "remove", False),
-            None,
-            None,
-            "scd_type",
-        ),
+        (LAYOUT, replace(LAYOUT, scd_type=2), None, None, "stored_as_scd_type 2, and this call"),
+        (LAYOUT, replace(LAYOUT, keys=("id", "n")), None, None, "created with keys"),
+        (LAYOUT, replace(LAYOUT, sequence="int"), None, None, "a sequence_by of type 'int'"),
+        (LAYOUT, replace(LAYOUT, order=("n",)), None, None, "its sequence in columns"),
+        (LAYOUT, replace(LAYOUT, deletes="mark"), None, None, "created with deletes 'mark'"),
+        (LAYOUT, replace(LAYOUT, times=True), None, None, "have the columns 'valid_from'"),
         (ENTRY, None, ENTRIES.remove(3), ENTRIES.names, "no column 'operation'"),
         (MARK, None, ENTRIES, ENTRIES.names, "no column 'deleted'"),
         (ENTRY, None, MARK.table_schema(ENTRIES), ENTRIES.names, "it has a column 'deleted'"),

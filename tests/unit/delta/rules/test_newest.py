@@ -96,16 +96,6 @@ def test_keys_of_zero_with_either_sign_are_one() -> None:
     assert newest_per_key(rows, ["key"], ORDER_COLUMNS)["revision"].to_pylist() == [2, 2]
 
 
-def test_entry_without_column_bucket() -> None:
-    rows = [{"key": key, "revision": n, "stream_created": 1} for n, key in enumerate("abab", 1)]
-    schema = pa.schema([SCHEMA.field(name) for name in ("key", "revision", "stream_created")])
-    found = newest_per_key(pa.Table.from_pylist(rows, schema), ["key"], ORDER_COLUMNS)
-    assert sorted(zip(*found.select(["key", "revision"]).to_pydict().values(), strict=True)) == [
-        ("a", 3),
-        ("b", 4),
-    ]
-
-
 def record_batch(keys: int, start: int, size: int = 8) -> pa.RecordBatch:
     numbers = range(start, start + keys)
     return pa.RecordBatch.from_pydict(
