@@ -134,6 +134,12 @@ REFUSED: dict[str, tuple[dict[str, str], type[Exception], str]] = {
     "month 13": ({"startTime": "2026-13-21T12:00:00Z"}, OptionError, "for example"),
     "an end in a stream": ({"endSequence": "3"}, OptionError, "for spark.read, this is"),
     "an end time in a stream": ({"endTime": NOON}, OptionError, "for spark.read, this is"),
+    "an empty token": ({"filterSubjects": "a..b"}, InvalidNameError, "'a..b' is not a subject"),
+    "a policy by time with a sequence": (
+        {"deliverPolicy": "by_start_time", "startSequence": "4"},
+        OptionError,
+        "'deliverPolicy' and 'startSequence' contradict",
+    ),
     "a sequence that is not one": ({"minLastSequence": "x"}, OptionError, "'minLastSequence'"),
     "neither true nor false": ({"headersOnly": "1"}, OptionError, "neither true nor false"),
 }
@@ -143,6 +149,19 @@ REFUSED: dict[str, tuple[dict[str, str], type[Exception], str]] = {
 def test_refused(given: dict[str, str], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         stream_options({**BASE, **given}, Mode.STREAMING)
+
+
+def test_subject_and_filters_are_refused() -> None:
+    given = {"servers": BASE["servers"], "subject": "a", "filterSubjects": "b"}
+    with pytest.raises(OptionError, match="'subject' and 'filterSubjects' contradict"):
+        stream_options(given, Mode.STREAMING)
+
+
+@pytest.mark.parametrize("name", ["servers", "stream"])
+def test_option_missing_is_refused(name: str) -> None:
+    given = {key: value for key, value in BASE.items() if key != name}
+    with pytest.raises(OptionError, match=f"'{name}' is missing"):
+        stream_options(given | {"headersOnly": "true"})
 
 
 def test_subject_is_not_trimmed() -> None:

@@ -73,6 +73,8 @@ BROKEN: dict[str, tuple[Offset, dict[str, Any], str]] = {
     "before its origin": (ONE, {"origin": 2000}, "expected 0 <= origin <= stream_seq"),
     "a negative epoch": (ONE, {"epoch": -1}, "expected 0 <= origin <= stream_seq"),
     "a number for the time": (ONE, {"time": 5}, "time=5"),
+    "a text for the time": (ONE, {"time": "soon"}, "time='soon', expected an RFC 3339 timestamp"),
+    "numbers as filters": (ONE, {"filter": [1]}, r"filter=\[1\], expected a list of str"),
     "a text for the creation": (
         ONE,
         {"created": "yesterday"},

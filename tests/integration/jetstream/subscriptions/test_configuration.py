@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.errors import ApiError, QueueStatusError, SubscribeError
+from nats_stream_source.errors import ApiError, SubscribeError
 from nats_stream_source.jetstream.subscriptions.subscribe import (
     ConsumerConfig,
     subscribe,
@@ -19,34 +17,21 @@ from tests.support.nats.subscriptions import (
     connected,
     consumer_info,
     consumers_of,
-    make_consumer,
     make_stream,
 )
 from tests.support.proxy.fault_proxy import Proxy
 
 pytestmark = pytest.mark.servers
 
-MISTAKES: list[tuple[dict[str, Any], str]] = [
-    ({"queue": "q", "config": ConsumerConfig(idle_heartbeat=1.0)}, "random members"),
-    (
-        {"queue": "q", "config": ConsumerConfig(flow_control=True, idle_heartbeat=1.0)},
-        "random members",
-    ),
-    ({"stream": None}, "neither subject nor stream"),
-    ({"config": ConsumerConfig(flow_control=True)}, "without idle_heartbeat"),
-]
 
-
-@pytest.mark.parametrize(("arguments", "text"), MISTAKES)
-async def test_mistake_is_found_before_sending(
-    shared_server: NatsServer, arguments: dict[str, Any], text: str
-) -> None:
+async def test_mistake_is_found_before_sending(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url)
     with Proxy(shared_server.port) as proxy:
         async with connected(proxy.url) as jetstream:
             before = proxy.asked("$JS.API.")
-            with pytest.raises(SubscribeError, match=text):
-                await subscribe(jetstream, **{"stream": stream, **arguments})
+            config = ConsumerConfig(flow_control=True)
+            with pytest.raises(SubscribeError, match="without idle_heartbeat"):
+                await subscribe(jetstream, stream=stream, config=config)
             assert proxy.asked("$JS.API.") == before
     assert consumers_of(shared_server.url, stream) == []
 
@@ -92,20 +77,6 @@ async def test_pull_consumer_has_no_deliver_subject(shared_server: NatsServer) -
     assert "deliver_subject" not in config
     assert (config["ack_policy"], config["filter_subject"]) == ("explicit", f"{stream}.a")
     assert config["max_waiting"] == 9
-
-
-@pytest.mark.parametrize("statuses", [{}, {"flow_control": True}])
-async def test_queue_refuses_consumer_with_statuses(
-    shared_server: NatsServer, statuses: dict[str, Any]
-) -> None:
-    stream = make_stream(shared_server.url, 1)
-    more = {"deliver_subject": f"to.{stream}", "deliver_group": "q"}
-    more |= {"idle_heartbeat": 1_000_000_000, **statuses}
-    make_consumer(shared_server.url, stream, "c", **more)
-
-    async with connected(shared_server.url) as jetstream:
-        with pytest.raises(QueueStatusError):
-            await subscribe(jetstream, stream=stream, bind="c", queue="q")
 
 
 async def test_delivery_has_nine_tokens(shared_server: NatsServer) -> None:
