@@ -10,8 +10,8 @@ import sys
 import pyspark
 from pyspark.sql import SparkSession
 
-from nats_stream_source.delta import configure_delta, merge
-from nats_stream_source.delta.spark.session import delta_artifact
+from nats_stream_source.delta import configure, merge
+from nats_stream_source.spark.session import delta_artifact
 from tests.integration.delta.merge_model import SCHEMA, put
 
 # pyspark's jars have the version of Hadoop that hadoop-aws must have.
@@ -30,7 +30,7 @@ def main() -> None:
         "secret.key": "test",
         "connection.expect.continue": "false",
     }
-    builder = configure_delta(SparkSession.builder.master("local[2]"), small_machine=True)
+    builder = configure(SparkSession.builder.master("local[2]"), delta=True, small_machine=True)
     builder = builder.config("spark.jars.packages", packages).config("spark.ui.enabled", "false")
     for name, value in settings.items():
         builder = builder.config(f"spark.hadoop.fs.s3a.{name}", value)
