@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--commit-interval",
-        type=_seconds,
+        type=float,
         default=COMMIT_INTERVAL,
         metavar="SECONDS",
         help="shortest time between two commits; a longer one makes fewer files; default: "
@@ -147,13 +147,6 @@ def _pair(text: str) -> tuple[str, str]:
     if not name or not equals:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
     return name, value
-
-
-def _seconds(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if 0 <= (seconds := float(text)) <= 3600:
-            return seconds
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to 3600")
 
 
 async def _follow(follower: Follower, metrics: FollowerMetrics | None, *, once: bool) -> None:

@@ -95,7 +95,7 @@ class StreamRange:
         # As a watch: on any replica, since a consumer that runs on outlives its stream's leader.
         read = EndlessRead(self._adapter, self._connection, self.info, start)
         try:
-            async with contextlib.aclosing(read.batches()) as batches:  # type: ignore[type-var]
+            async with contextlib.aclosing(read.batches()) as batches:
                 async for arrived in batches:
                     yield arrived.rows
         except StreamNotFoundError:

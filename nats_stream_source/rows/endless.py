@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -105,7 +105,7 @@ class EndlessRead:
             self._leader = info.leader
             self._moved.set()
 
-    async def batches(self) -> AsyncIterator[Arrived]:
+    async def batches(self) -> AsyncGenerator[Arrived, None]:
         """Yield rows as they arrive.
 
         Raises:
@@ -120,13 +120,13 @@ class EndlessRead:
                         self.position = int(messages.stream_seq[-1])
                         yield Arrived(rows, messages)
             self._moved.clear()
-            if self.complete:
-                start = self.through
-                self._request = replace(
-                    self._request, start=start, last_per_subject=False, min_last_seq=None
-                )
+            if self._request.last_per_subject and not self.complete:
+                self.position = 0
             else:
-                self.position = self._request.start
+                self.position = self.through
+                self._request = replace(
+                    self._request, start=self.position, last_per_subject=False, min_last_seq=None
+                )
             self._reader = OrderedReader(self._connection, self._request)
 
     async def _next(self, batches: AsyncGenerator[Deliveries, None]) -> Deliveries | None:

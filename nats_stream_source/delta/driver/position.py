@@ -73,6 +73,7 @@ class PositionLog:
         self._stream = f"nats-stream-source/{stream}/"
         self._ids = [f"{self._stream}{query}/{part}" for part in _PARTS]
         self._version: int | None = None  # the log is known up to this version
+        self._table_id = ""
         self.stored: StreamPosition | None = None
         self.next: StreamPosition | None = None
         self.required = False
@@ -85,7 +86,7 @@ class PositionLog:
                 keep positions.
         """
         _require_kept(table)
-        self._version, self.stored = table.version, None
+        self._version, self._table_id, self.stored = table.version, table.table_id, None
         transactions = table.log.transactions(table.version)
         if self._ids[0] not in transactions:
             if any(one.startswith(self._stream) for one in transactions):
@@ -119,12 +120,14 @@ class PositionLog:
             changed: whether the commit changes rows.
 
         Raises:
-            PositionVoidError: another writer has restored a version of the table, or the log lacks
-                a commit since the last one that was read.
+            PositionVoidError: another writer has restored a version of the table or created it
+                again, or the log lacks a commit since the last one that was read.
         """
         _require_kept(table)
         if self._version is None:
-            self._version = table.version
+            self._version, self._table_id = table.version, table.table_id
+        if table.table_id != self._table_id:
+            raise PositionVoidError(f"table {table.name!r} was deleted and created again")
         for version in range(self._version + 1, table.version + 1):
             commit = table.log.commit(version)
             if commit is None or _restores(commit.actions):

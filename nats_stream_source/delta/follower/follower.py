@@ -27,7 +27,7 @@ from nats_stream_source.delta.merge_result import MergeResult
 from nats_stream_source.delta.rules.arguments import ChangeRules
 from nats_stream_source.delta.rules.layout import Deletes
 from nats_stream_source.delta.upkeep import COMMIT_INTERVAL, DEFAULT_UPKEEP, Upkeep
-from nats_stream_source.errors import OptionError
+from nats_stream_source.errors import ConfigurationError, OptionError
 from nats_stream_source.jetstream.retry import Outage
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
 from nats_stream_source.jetstream.stream_identity import (
@@ -41,6 +41,7 @@ from nats_stream_source.rows.kv import KvFormat
 
 _log = field_logger(__name__)
 
+_LONGEST_INTERVAL = 3600
 _RESTARTS = 10  # in a row without progress
 _NOT_OF_A_FOLLOWER = {
     "buckets": "a follower has one bucket; start one for each, or use Spark",
@@ -107,6 +108,11 @@ class Follower:
         position = PositionLog(self.stream, _digest(self._options, history=history))
         self._table = FollowedTable(self.location, rules, columns, position, upkeep)
         self._position = position
+        if not 0 <= commit_interval <= _LONGEST_INTERVAL:
+            raise ConfigurationError(
+                f"invalid argument: commit_interval is {commit_interval!r}, expected seconds from "
+                f"0 to {_LONGEST_INTERVAL:,}"
+            )
         self._interval = commit_interval
         self._on_merge = on_merge
         self._stop = asyncio.Event()
@@ -172,6 +178,7 @@ class Follower:
                                 raise
                             _log.warning("the follower starts again", reason=change)
                 finally:
+                    self._stop.clear()
                     self._adapter.finish()
                     await asyncio.to_thread(self._table.close)
 

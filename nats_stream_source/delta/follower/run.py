@@ -19,6 +19,7 @@ restart begins again, and merges the same rows without a change.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from nats_stream_source.aio.tasks import cancel_and_wait, run_to_completion
+from nats_stream_source.aio.tasks import cancel_and_wait, run_to_completion, wait_cancellable
 from nats_stream_source.delta.driver.position import (
     PositionLog,
     StreamPosition,
@@ -258,16 +259,18 @@ class Run:
 
     async def _receive(self) -> None:
         """Read into the buffer, while it has room."""
-        async for arrived in self._read.batches():
-            if self._seen is not None:
-                self._seen.append(arrived.rows["key"])
-            if self._gaps is not None:
-                self._gaps.add(arrived.messages.stream_seq)
-            self._buffer.add(arrived)
-            self._changed.set()
-            if self._buffer.nbytes > _BUFFER_BYTES:
-                self._room.clear()
-                await self._room.wait()
+        # Also deletes the consumer if this task is cancelled while it waits for room.
+        async with contextlib.aclosing(self._read.batches()) as batches:
+            async for arrived in batches:
+                if self._seen is not None:
+                    self._seen.append(arrived.rows["key"])
+                if self._gaps is not None:
+                    self._gaps.add(arrived.messages.stream_seq)
+                self._buffer.add(arrived)
+                self._changed.set()
+                if self._buffer.nbytes > _BUFFER_BYTES:
+                    self._room.clear()
+                    await self._room.wait()
 
     async def _poll(self) -> None:
         """Look at the stream from time to time: its leader, its ends."""
@@ -290,7 +293,7 @@ class Run:
         self._changed.clear()
         if not len(self._buffer) and not self._ended():
             try:
-                await asyncio.wait_for(self._changed.wait(), 1.0)
+                await wait_cancellable(1.0, self._changed.wait())
             except asyncio.TimeoutError:
                 return
         if (seconds := until - time.monotonic()) > 0 and not self._stop.is_set():

@@ -83,7 +83,10 @@ def test_metrics_and_signal(nats_server: NatsServer, tmp_path: Path) -> None:
         (("fleet", "lake", "--option", "minPartitions=2"), "'minPartitions' is not one of a"),
         (("fleet", "lake", "--option", "bucket=b"), "the bucket is named twice"),
         (("fleet",), "TABLE"),
-        (("fleet", "lake", "--commit-interval", "-1"), "'-1' is not a number of seconds"),
+        (
+            ("fleet", "lake", "--commit-interval", "-1"),
+            "commit_interval is -1.0, expected seconds",
+        ),
         (("fleet", "lake", "--prometheus", "x"), "prometheus is 'x', expected a port"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +239,16 @@ async def test_restore_by_another_writer_is_undone(followed: Followed) -> None:
         (last,) = followed.put("b=1")
         await reaches(follower, last)
         assert values(followed.table) == {"a": b"2", "b": b"1"}
+
+
+async def test_table_created_again_gets_all_rows(followed: Followed) -> None:
+    followed.create()
+    followed.put("a=1", "b=1")
+    async with followed.following() as follower:
+        shutil.rmtree(followed.table)
+        (last,) = followed.put("c=1")
+        await reaches(follower, last)
+        assert set(values(followed.table)) == {"a", "b", "c"}
 
 
 async def test_two_followers_make_one_table(followed: Followed) -> None:
