@@ -66,7 +66,7 @@ class Bucket:
             buckets.api(self.url, f"STREAM.PURGE.KV_{self.name}", request)
 
     def last(self, key: str) -> dict[str, Any] | None:
-        """Return the last message of a key, as the server has it; None if there is none."""
+        """Return the last message of a key, as the server has it; None without one."""
         request = {"last_by_subj": f"$KV.{self.name}.{key}"}
         try:
             response = buckets.api(self.url, f"STREAM.MSG.GET.KV_{self.name}", request)
