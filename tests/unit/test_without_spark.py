@@ -74,7 +74,8 @@ except ImportError as error:
 
 def test_jetstream_options_and_command_line_do_not_need_spark() -> None:
     code = """
-import nats_stream_source.cli.inspect, nats_stream_source.cli.peek
+import nats_stream_source.cli.follow, nats_stream_source.cli.inspect, nats_stream_source.cli.peek
+from nats_stream_source import read_bucket
 import nats_stream_source.embedded, nats_stream_source.options
 import nats_stream_source.jetstream as jetstream
 for name in jetstream.__all__:
@@ -88,7 +89,19 @@ def test_rule_and_writer_of_delta_tables_do_not_need_spark() -> None:
     code = """
 import nats_stream_source.delta.driver.engine, nats_stream_source.delta.rules.changes
 import nats_stream_source.delta.refused
-from nats_stream_source.delta import AutoLimits, Upkeep
+from nats_stream_source.delta import AutoLimits, Follower, Upkeep
 """
     done = python(code)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_follower_does_not_import_installed_spark() -> None:
+    code = """
+import sys
+import nats_stream_source.delta.follower.metrics
+from nats_stream_source.cli.main import main
+from nats_stream_source.delta import Follower
+Follower("fleet", "lake/fleet", servers="nats://127.0.0.1:4222")
+assert not {"pyspark", "py4j", "delta"} & sys.modules.keys()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
