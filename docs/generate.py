@@ -91,7 +91,7 @@ def public_names() -> str:
         (
             "Formats and progress",
             "nats_stream_source",
-            ("configure", "lookup", "register", "watch_progress"),
+            ("configure", "lookup", "read_bucket", "register", "watch_progress"),
         ),
         ("Delta", "nats_stream_source.delta", delta.__all__),
         ("JetStream for asyncio", "nats_stream_source.jetstream", jetstream.__all__),
