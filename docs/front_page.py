@@ -21,6 +21,9 @@ FIGURES = DOCS / "internals/performance.json"
 
 Figures = Mapping[str, Any]
 
+_FRESH = "put to visible row of a Delta table, p50 / p99, at 1,000 puts/s"
+_TO_BATCH = "put to `foreachBatch`, p50 / p99, at 1,000 puts/s"
+
 
 def figures() -> Figures:
     """The figures of all benchmarks, by name."""
@@ -55,13 +58,14 @@ def figure_table(*, all_rows: bool) -> str:
     """
     known = figures()
     rows = [
-        _latency(known["latency"], "nats_kv to table", "put to visible row of a Delta table"),
+        [f"{_FRESH}, without Spark", _followed(known["freshness"]), "by Spark: the next line"],
+        _latency(known["latency"], "nats_kv to table", _FRESH),
         *(_merged(known["freshness"], keys) for keys in (100_000, 1_000_000, 10_000_000)),
         _read(known["reader"]),
         *_in_spark(known["spark"]),
     ]
     if all_rows:
-        rows[1:1] = [_latency(known["latency"], "nats_kv", "put to `foreachBatch`")]
+        rows[2:2] = [_latency(known["latency"], "nats_kv", _TO_BATCH)]
         rows += [_written(known["writing"]), *_planned(known["several"])]
     head = ["", "this package", "beside it"]
     machine = environment(known["spark"])
@@ -69,6 +73,18 @@ def figure_table(*, all_rows: bool) -> str:
         f"{table(head, rows)}\n\n"
         f"*{machine}. Server, Spark and writer share the cores; both sides of a line were measured "
         "in turns.*\n"
+    )
+
+
+def readme_lines() -> str:
+    """The figures that decide, each beside what it is compared with, for the README."""
+    known = figures()
+    spark = _latency(known["latency"], "nats_kv to table", "")[1].strip("*")
+    merged, read = _merged(known["freshness"], 10_000_000), _in_spark(known["spark"])[0]
+    return (
+        f"- {_FRESH}: {_followed(known['freshness'])} by the command, {spark} by Spark\n"
+        f"- {merged[0]}: {merged[1]}; {merged[2]}\n"
+        f"- {read[0].replace('such rows', 'rows of 128 bytes')}: {read[1]}; {read[2]}\n"
     )
 
 
@@ -84,10 +100,15 @@ def _latency(known: Figures, source: str, name: str) -> list[str]:
     case = {"way": "configured", "rate": 1_000}
     ours, kafka = (one_of(known["latency"], source=one, **case) for one in (source, "kafka"))
     return [
-        f"{name}, p50 / p99, at 1,000 puts/s",
+        name,
         f"**{ours['p50']:,.0f} / {ours['p99']:,.0f} ms**",
         f"Kafka's source to `foreachBatch`, no table: {kafka['p50']:,.0f} / {kafka['p99']:,.0f} ms",
     ]
+
+
+def _followed(known: Figures) -> str:
+    one = one_of(known["freshness"], way="follow", keys=100_000, rate=1_000)
+    return f"**{one['p50']:,.0f} / {one['p99']:,.0f} ms**"
 
 
 def _merged(known: Figures, keys: int) -> list[str]:

@@ -11,7 +11,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from docs.front_page import figure_table, program, promises, with_latency
+from docs.front_page import (
+    README,
+    figure_table,
+    program,
+    promises,
+    readme_lines,
+    with_latency,
+)
 from nats_stream_source import delta, errors, jetstream
 from nats_stream_source.delta.refused import REFUSED
 from nats_stream_source.metrics.table import markdown_table as metrics_table
@@ -154,6 +161,7 @@ def documents() -> dict[Path, str]:
         index = replace_section(index, name, part)
     return {
         **reference,
+        README: replace_section(README.read_text(), "figures", readme_lines()),
         DOCS / "index.md": index,
         PERFORMANCE: replace_section(
             PERFORMANCE.read_text(), "figures", figure_table(all_rows=True)

@@ -17,6 +17,7 @@ from benchmarks.support.report import Figures
 
 INK, GRID = "#334155", "#e2e8f0"
 OURS, OTHER, THIRD, FOURTH = "#2b6cb0", "#a0aec0", "#dd6b20", "#2f9e6e"
+FIFTH = "#805ad5"
 _DARK = {INK: "#cbd5e1", GRID: "#3b4656", OURS: "#63a4e8", OTHER: "#7b8798", THIRD: "#f0954a"}
 """What a colour is on a dark page."""
 
@@ -121,6 +122,7 @@ def _table_size(axes: Axes, figures: Figures) -> None:
 
 
 _ENGINES = {
+    "follow": ("this package, without Spark", FIFTH),
     "driver": ("this package, deletion vectors", OURS),
     "driver-without-vectors": ("this package, files written again", FOURTH),
     "history": ("this package, a history", OURS),

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pyarrow as pa
+import tenacity
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
@@ -42,6 +43,7 @@ from nats_stream_source.errors import NatsSourceError, TableConflictError
 from nats_stream_source.logs import field_logger
 
 _COMPACTIONS = 20  # of one run of the thread: the next commit continues
+_OPENINGS = 3  # attempts to open the table beside commits
 _FAILURES = (
     DamagedLogError,
     DeltaError,
@@ -88,7 +90,13 @@ class BackgroundUpkeep:
             if files and upkeep is not None:
                 self._compact(table, upkeep, files)
             if checkpoint or vacuum_due:
-                target = self._storage.open_existing()
+                # A listing of the log beside commits can miss an entry, which reads as a gap.
+                opening = tenacity.Retrying(
+                    retry=tenacity.retry_if_exception_type(DeltaError),
+                    stop=tenacity.stop_after_attempt(_OPENINGS),
+                    reraise=True,
+                )
+                target = opening(self._storage.open_existing)
                 target.create_checkpoint()
                 if vacuum_due and upkeep is not None:
                     deleted = _delete_expired(target, table.objects, upkeep)
