@@ -79,7 +79,7 @@ def test_way_out_leads_to_plain_table(spark: SparkSession, tmp_path: Path) -> No
             if statement.strip():
                 spark.sql(statement)
 
-    assert "deletionVectors" in (DeltaTable(path).protocol().reader_features or ())
+    assert DeltaTable(path).protocol().reader_features == ["deletionVectors"]
     run(WAY_OUT)
     shutil.rmtree(tmp_path / "fleet__cdc_state")
     table = DeltaTable(path)
