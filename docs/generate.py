@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from benchmarks.support.report import table
 from docs.front_page import (
     README,
     figure_table,
@@ -21,8 +22,8 @@ from docs.front_page import (
 )
 from nats_stream_source import delta, errors, jetstream
 from nats_stream_source.delta.refused import REFUSED
-from nats_stream_source.metrics.table import markdown_table as metrics_table
-from nats_stream_source.options import COMMON, CONNECTION, KV, STREAM, markdown_table
+from nats_stream_source.metrics.table import METRICS
+from nats_stream_source.options import COMMON, CONNECTION, KV, STREAM, Option
 from nats_stream_source.options.lookup import LOOKUP
 from nats_stream_source.options.writing import KV_WRITE, STREAM_WRITE
 from nats_stream_source.rows.columns import COLUMNS, ignored_columns, written_columns
@@ -36,28 +37,46 @@ PERFORMANCE = DOCS / "internals/performance.md"
 PACKAGE = DOCS.parent / "nats_stream_source"
 
 
+_COLUMN = ("column", "type", "meaning")
+
+
+def options_table(options: tuple[Option, ...]) -> str:
+    """The table of options."""
+    rows = (
+        [
+            f"`{one.name}`",
+            one.kind.name,
+            f"{one.help} {one.only.name.capitalize()} only." if one.only else one.help,
+        ]
+        for one in options
+    )
+    return table(["option", "type", "meaning"], rows) + "\n"
+
+
+def metrics_table() -> str:
+    """The table of metrics."""
+    rows = (
+        [f"`{one.full_name}`", one.kind, ", ".join(f"`{name}`" for name in one.labels), one.help]
+        for one in METRICS.values()
+    )
+    return table(["metric", "kind", "labels besides `query`", "meaning"], rows) + "\n"
+
+
 def read_table(name: str) -> str:
     """The table of the columns that a read of a format returns."""
-    lines = ["| column | type | meaning |", "| --- | --- | --- |"]
-    lines += [
-        f"| `{column.name}` | {column.type} | {column.meaning} |"
-        for column in COLUMNS[name]
-        if column.type is not None
-    ]
-    return "\n".join(lines) + "\n"
+    columns = (column for column in COLUMNS[name] if column.type is not None)
+    rows = ([f"`{one.name}`", one.type or "", one.meaning] for one in columns)
+    return table(_COLUMN, rows) + "\n"
 
 
 def written_table(name: str) -> str:
     """The table of the columns that a sink writes, and those that it ignores."""
-    written = written_columns(name)
-    lines = ["| column | type | meaning |", "| --- | --- | --- |"]
-    lines += [
-        f"| `{one}` | {column.type} | {'required; ' if column.required else ''}{column.meaning} |"
-        for one, column in written.items()
+    rows = [
+        [f"`{name}`", one.type or "", ("required; " if one.required else "") + one.meaning]
+        for name, one in written_columns(name).items()
     ]
     ignored = ", ".join(f"`{one}`" for one in ignored_columns(name))
-    lines.append(f"| {ignored} | any | ignored |")
-    return "\n".join(lines) + "\n"
+    return table(_COLUMN, [*rows, [ignored, "any", "ignored"]]) + "\n"
 
 
 def error_table() -> str:
@@ -126,7 +145,7 @@ def documents() -> dict[Path, str]:
     """The documents as they should be."""
     options = (DOCS / "options.md").read_text()
     written = tuple(option for option in KV_WRITE if option in STREAM_WRITE)
-    for name, table, elsewhere in (
+    for name, whole, elsewhere in (
         ("connection", CONNECTION, ()),
         ("nats_kv", KV, COMMON),
         ("nats_stream", STREAM, COMMON),
@@ -136,8 +155,8 @@ def documents() -> dict[Path, str]:
         ("writing nats_stream", STREAM_WRITE, written),
         ("writing", written, ()),
     ):
-        own = tuple(option for option in table if option not in elsewhere)
-        options = replace_section(options, f"options: {name}", markdown_table(own))
+        own = tuple(option for option in whole if option not in elsewhere)
+        options = replace_section(options, f"options: {name}", options_table(own))
     reading, writing = COLUMNS_PAGE.read_text(), WRITING.read_text()
     for name in COLUMNS:
         reading = replace_section(reading, f"columns: {name}", read_table(name))

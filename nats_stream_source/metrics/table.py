@@ -262,12 +262,3 @@ METRICS: dict[str, Metric] = {
     one.name: one for one in list(globals().values()) if isinstance(one, Metric)
 }
 """All metrics by their names, in the order of the table."""
-
-
-def markdown_table() -> str:
-    """The table for the documentation."""
-    lines = ["| metric | kind | labels besides `query` | meaning |", "| --- | --- | --- | --- |"]
-    for metric in METRICS.values():
-        labels = ", ".join(f"`{label}`" for label in metric.labels)
-        lines.append(f"| `{metric.full_name}` | {metric.kind} | {labels} | {metric.help} |")
-    return "\n".join(lines) + "\n"

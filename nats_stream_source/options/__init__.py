@@ -14,7 +14,7 @@ from nats_stream_source.options.start_position import (
 )
 from nats_stream_source.options.stream import STREAM, StreamOptions, stream_options
 from nats_stream_source.options.stream_set import StreamSet
-from nats_stream_source.options.table import Mode, Option, markdown_table, parse
+from nats_stream_source.options.table import Mode, Option, parse
 
 __all__ = [
     "COMMON",
@@ -32,7 +32,6 @@ __all__ = [
     "StreamSet",
     "connection_settings",
     "kv_options",
-    "markdown_table",
     "parse",
     "stream_options",
 ]

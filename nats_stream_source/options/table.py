@@ -101,12 +101,3 @@ def _instead(name: str, by_name: Mapping[str, Option], advice: Mapping[str, str]
     if near:
         return f"; did you mean {by_name[near[0]].name!r}?"
     return "; docs/options.md lists the options"
-
-
-def markdown_table(table: tuple[Option, ...]) -> str:
-    """The table in Markdown, as docs/options.md contains it."""
-    lines = ["| option | type | meaning |", "| --- | --- | --- |"]
-    for option in table:
-        only = f" {option.only.name.capitalize()} only." if option.only else ""
-        lines.append(f"| `{option.name}` | {option.kind.name} | {option.help}{only} |")
-    return "\n".join(lines) + "\n"

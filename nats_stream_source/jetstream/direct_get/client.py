@@ -362,11 +362,7 @@ def _validate_subjects(subjects: object) -> tuple[str, ...]:
 
 
 def _validate_time(name: str, value: object) -> str:
-    """The argument ``name`` as an RFC 3339 timestamp; BadRequestError if it is not a time.
-
-    Raises:
-        ConfigurationError: a ``datetime`` does not have a time zone.
-    """
+    """The argument ``name`` as an RFC 3339 timestamp; BadRequestError if it is not a time."""
     try:
         if type(value) is int or isinstance(value, (str, datetime)):
             text = rfc3339(value)

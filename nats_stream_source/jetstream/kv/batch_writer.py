@@ -18,7 +18,6 @@ message, and then
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
 
 from nats_stream_source.aio.tasks import gather_limited
 from nats_stream_source.errors import WrongLastSequenceError
@@ -95,13 +94,8 @@ class KvBatchWriter:
         await self._publisher.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self._publisher.__aexit__(kind, error, traceback)
+    async def __aexit__(self, *exception: object) -> None:
+        await self._publisher.__aexit__(*exception)
 
     async def send(self, messages: MessageColumns) -> None:
         """Send entries, in order; returns when all were sent, before their PubAcks arrive.

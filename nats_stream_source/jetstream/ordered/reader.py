@@ -203,10 +203,6 @@ class OrderedReader:
 
         While a range is read, the reader waits for a mirror that lags, for at most
         ``catch_up_timeout``.
-
-        Raises:
-            StreamChangedError: the stream was re-created or rolled back.
-            RequestTimeoutError: a mirror was rolled back at the end, and may catch up.
         """
         request, known, row = self.request, self.request.known, self._intake.last_row
         endless = request.end == ENDLESS

@@ -22,7 +22,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import nats.errors
@@ -115,12 +114,7 @@ class ColumnPublisher:
         self._acks.reconnects = connection.reconnects
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         """End the subscription of the PubAcks; messages without one may or may not be stored."""
         self._connection.denial_listeners.remove(self._on_denied)
         inbox, self._inbox = self._inbox, None

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from types import TracebackType
 
 from nats_stream_source.aio.tasks import TimedLock, run_to_completion
 from nats_stream_source.errors import (
@@ -258,10 +257,5 @@ class OrderedSubscription:
     async def __aenter__(self) -> OrderedSubscription:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.unsubscribe()

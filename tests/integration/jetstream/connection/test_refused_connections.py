@@ -31,7 +31,6 @@ from tests.integration.jetstream.connection.authentication import (
     SECURE_WEBSOCKET,
     TLS,
     TOKEN,
-    WEBSOCKET,
     Server,
     Way,
     World,
@@ -187,12 +186,6 @@ WRONG: dict[str, Wrong] = {
         ConfigurationError,
         "its seed is not a user's nkey seed",
     ),
-    "two ways at once": (
-        PASSWORD,
-        lambda world: {"credentials": world.creds},
-        ConfigurationError,
-        "'credentials' and 'user' exclude each other",
-    ),
     "a server that does not encrypt": (
         PASSWORD,
         lambda world: {"tls_ca_file": world.ca.path},
@@ -256,12 +249,6 @@ WRONG: dict[str, Wrong] = {
         AuthorizationError,
         "none are set beside the certificate in 'tls_cert_file'",
     ),
-    "a key without a certificate": (
-        MUTUAL,
-        lambda world: {"tls_cert_file": None},
-        ConfigurationError,
-        "'tls_cert_file' and 'tls_key_file' belong together",
-    ),
     "another certificate's key": (
         MUTUAL,
         lambda world: {"tls_key_file": world.server.key},
@@ -310,12 +297,6 @@ WRONG: dict[str, Wrong] = {
         lambda world: {"tls_ca_file": world.other_ca.path},
         TlsError,
         "unknown authority .*'tls_ca_file'",
-    ),
-    "ws with options of TLS": (
-        WEBSOCKET,
-        lambda world: {"tls_ca_file": world.ca.path},
-        ConfigurationError,
-        "'tls_ca_file' requires TLS, and a ws:// URL does not",
     ),
     "wss with the handshake first": (
         SECURE_WEBSOCKET,

@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import re
 import ssl
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.wire.consumer.deliveries import Deliveries
 from nats_stream_source.wire.framing.frames import Framer, Frames
 from tests.support.nats.buckets import flushed
+from tests.support.nats.certificates import Authority
 from tests.unit.wire.reference.streams import deliveries
 
 pytestmark = pytest.mark.servers
@@ -281,33 +281,23 @@ async def test_slow_read_loop_makes_server_wait(
 
 
 @pytest.fixture(scope="module")
-def tls_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("tls")
-    command = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost"
-    names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    files = ["-keyout", str(directory / "key.pem"), "-out", str(directory / "cert.pem")]
-    try:
-        subprocess.run(
-            ["openssl", *command.split(), *names, *files], check=True, capture_output=True
-        )
-    except FileNotFoundError:
-        pytest.skip("openssl is not there to make a certificate")
-    return directory
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("tls"), "ca")
 
 
 @pytest.fixture
-def tls_server(tls_files: Path) -> Iterator[NatsServer]:
-    config = tls_files / "server.conf"
-    config.write_text(
-        f'tls {{ cert_file: "{tls_files / "cert.pem"}", key_file: "{tls_files / "key.pem"}" }}\n'
-    )
+def tls_server(authority: Authority, tmp_path: Path) -> Iterator[NatsServer]:
+    pair, config = authority.issue("server"), tmp_path / "server.conf"
+    config.write_text(f'tls {{ cert_file: "{pair.cert}", key_file: "{pair.key}" }}\n')
     with NatsServer(config=config) as server:
         yield server
 
 
-async def test_tls_tap_reads_past_stream_reader(tls_files: Path, tls_server: NatsServer) -> None:
+async def test_tls_tap_reads_past_stream_reader(
+    authority: Authority, tls_server: NatsServer
+) -> None:
     """nats-py's TLS upgrade puts another transport and another stream in place."""
-    context = ssl.create_default_context(cafile=str(tls_files / "cert.pem"))
+    context = ssl.create_default_context(cafile=authority.path)
 
     client = tapped_client()
     again = asyncio.Event()
@@ -456,7 +446,7 @@ async def test_lost_connection_is_not_resumed() -> None:
 @pytest.mark.parametrize("encrypted", [False, True])
 async def test_bulk_inbox_receives_all(
     shared_server: NatsServer,
-    tls_files: Path,
+    authority: Authority,
     tls_server: NatsServer,
     encrypted: bool,
     monkeypatch: pytest.MonkeyPatch,
@@ -468,7 +458,7 @@ async def test_bulk_inbox_receives_all(
     server = tls_server if encrypted else shared_server
     options: dict[str, Any] = {}
     if encrypted:
-        options["tls"] = ssl.create_default_context(cafile=str(tls_files / "cert.pem"))
+        options["tls"] = ssl.create_default_context(cafile=authority.path)
     client, writer = tapped_client(), Client()
     url = server.url.replace("nats://", "tls://") if encrypted else server.url
     await client.connect(url, **options)

@@ -13,16 +13,14 @@ from nats_stream_source.errors import (
     BucketExistsError,
     BucketNotFoundError,
     InvalidNameError,
-    MessageTooLargeError,
     NoStreamError,
-    StreamFullError,
     UnsupportedStreamError,
 )
 from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.kv.config import ExternalSource, KeyValueConfig, Republish
 from nats_stream_source.jetstream.kv.store import KeyValue
 from tests.integration.jetstream.kv.stores import new_bucket
-from tests.support.nats.buckets import api, bucket_state, flushed, server_version
+from tests.support.nats.buckets import api, flushed, server_version
 from tests.support.nats.streams import create_stream
 
 pytestmark = pytest.mark.servers
@@ -49,13 +47,6 @@ async def test_server_configuration_equals_document(shared_server: NatsServer) -
         assert config["duplicate_window"] == config["max_age"] == 60_000_000_000
 
 
-@pytest.mark.parametrize("name", ["a", "A-b_9", "_x", "-"])
-async def test_names_of_buckets(shared_server: NatsServer, name: str) -> None:
-    async with new_bucket(shared_server.url, KeyValueConfig(name)) as kv:
-        await kv.put("a", b"1")
-        assert bucket_state(shared_server.url, name)["messages"] == 1
-
-
 async def test_server_stores_64_revisions(shared_server: NatsServer) -> None:
     async with new_bucket(shared_server.url, KeyValueConfig("deep", history=64)) as kv:
         for number in range(70):
@@ -63,20 +54,6 @@ async def test_server_stores_64_revisions(shared_server: NatsServer) -> None:
         assert [entry.value for entry in await kv.history("a")] == [
             b"%d" % number for number in range(6, 70)
         ]
-
-
-async def test_bucket_configuration_is_read_back(shared_server: NatsServer) -> None:
-    async with new_bucket(shared_server.url, KeyValueConfig("made", history=5)) as kv:
-        status = await kv.status()
-        config = status.stream_info["config"]
-        wanted = KeyValueConfig("made", history=5).stream_config()
-        assert {name: config.get(name) for name in wanted if name != "description"} == {
-            name: value for name, value in wanted.items() if name != "description"
-        }
-        assert status.config == KeyValueConfig("made", history=5)
-        assert status.config.stream_config() == wanted
-        assert (status.bucket, status.history, status.values) == ("made", 5, 0)
-        assert (status.ttl, status.backing_store) == (None, "JetStream")
 
 
 async def test_deleted_bucket_is_named_by_every_read(shared_server: NatsServer) -> None:
@@ -178,18 +155,6 @@ async def test_bucket_name_invalid(shared_server: NatsServer) -> None:
             await KeyValue.open(js, "a.b")
         with pytest.raises(InvalidNameError):
             await KeyValue.delete_bucket(js, "*")
-
-
-async def test_limits(shared_server: NatsServer) -> None:
-    config = KeyValueConfig("limits", max_value_size=5000, max_bytes=10_000, storage="memory")
-    async with new_bucket(shared_server.url, config) as kv:
-        with pytest.raises(MessageTooLargeError, match="10054"):
-            await kv.put("a", b"x" * 5001)
-        await kv.put("k0", b"x" * 4000)
-        await kv.put("k1", b"x" * 4000)
-        with pytest.raises(StreamFullError, match="10077"):
-            await kv.put("k2", b"x" * 4000)
-        assert sorted(await kv.keys()) == ["k0", "k1"], "nobody's key made room"
 
 
 async def test_republish(shared_server: NatsServer) -> None:

@@ -1,8 +1,6 @@
-"""Mirrors and sources of a bucket, also of another domain, and a bucket through an API prefix."""
+"""Mirrors and sources of a bucket, also of another domain."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
@@ -122,49 +120,6 @@ async def test_mirror_and_sources_in_other_domain() -> None:
 
     with hub_and_leaf() as both:
         await whole(both)
-
-
-async def test_bucket_through_api_prefix(tmp_path: Path) -> None:
-    """ADR-19: writes go to ``fromA.$KV.…``, through the account's import; so does a mirror's."""
-    config = tmp_path / "accounts.conf"
-    config.write_text(
-        """jetstream: enabled
-        accounts: {
-          A: { users: [{user: a, password: a}], jetstream: enabled, exports: [
-            {service: "$JS.API.>", response_type: stream}, {service: "$KV.>"},
-            {service: "$JS.FC.>"}, {stream: "forI.>"} ] }
-          I: { users: [{user: i, password: i}], imports: [
-            {service: {account: A, subject: "$JS.API.>"}, to: "fromA.>"}
-            {service: {account: A, subject: "$KV.>"}, to: "fromA.$KV.>"}
-            {service: {account: A, subject: "$JS.FC.>"}}
-            {stream: {account: A, subject: "forI.>"}} ] }
-        }"""
-    )
-    with NatsServer(config=config) as server:
-        url = server.url
-        async with (
-            connect(url, user="a", password="a") as inside,
-            connect(
-                url, user="i", password="i", api_prefix="fromA", inbox_prefix="forI"
-            ) as outside,
-        ):
-            there = await KeyValue.create_bucket(outside, KeyValueConfig("bin", history=3))
-            here = await KeyValue.open(inside, "bin")
-            assert (await here.status()).stream_info["config"]["subjects"] == ["$KV.bin.>"]
-            revision = await there.put("key", b"1")
-            assert (await here.get("key", min_last_revision=revision)).value == b"1"
-            assert await there.update("key", b"2", revision) == 2
-            assert (await there.get("key", min_last_revision=2)).value == b"2"
-            assert await there.keys() == ["key"]
-            assert len(await there.history("key")) == 2
-            await there.delete("key")
-            assert await there.create("key", b"4") == 4
-            async with there.watch() as watch:
-                assert [e.value for e in await watch.initial()] == [b"4"]
-                await here.put("key", b"5")
-                entry = await watch.__anext__()
-                assert entry is not None
-                assert (entry.key, entry.value) == ("key", b"5")
 
 
 async def test_mirror_of_mirror_has_entries_of_first_bucket(nats_server: NatsServer) -> None:

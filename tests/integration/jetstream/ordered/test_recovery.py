@@ -1,4 +1,7 @@
-"""The ordered reader recovers from lost messages, consumers, connections and servers."""
+"""The ordered reader recovers from lost initial values, consumers and flow control, and pauses.
+
+``tests/faults/network`` and ``tests/faults/server`` have lost frames, connections and servers.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +22,6 @@ from tests.support.proxy.fault_proxy import Proxy, is_delivery, is_status
 from tests.support.proxy.verdicts import Sequences
 
 pytestmark = pytest.mark.servers
-
-
-@pytest.mark.parametrize(
-    "lost",
-    [(1,), (1500,), (3000,), (1, 2, 3), tuple(range(100, 3000, 333)), tuple(range(2900, 3001))],
-    ids=["first", "middle", "last", "first three", "here and there", "the last hundred"],
-)
-async def test_lost_messages_are_read_again(filled: NatsServer, lost: tuple[int, ...]) -> None:
-    with Proxy(filled.port, Sequences(lost)) as proxy:
-        rows, reader = await read_range(proxy.url, request_for(filled.url, "b", 3000))
-        assert len(proxy.dropped) == len(lost)
-    assert rows == ALL
-    assert Rebuild.GAP in reader.cursor.rebuilds
-    assert consumers(filled.url, "b") == []
 
 
 async def test_lost_messages_in_initial_values(filled: NatsServer) -> None:
@@ -102,39 +91,6 @@ async def test_consumer_deleted_while_read(filled: NatsServer) -> None:
     assert consumers(filled.url, "b") == []
 
 
-async def test_connection_cut_while_read(filled: NatsServer) -> None:
-    held = Held()
-    with Proxy(filled.port, held) as proxy:
-
-        async def cut(reader: OrderedReader) -> None:
-            proxy.cut()
-            held.over = True
-
-        request = request_for(filled.url, "b", 3000, batch_rows=10)
-        rows, reader = await read_range(proxy.url, request, cut)
-    assert rows == ALL
-    assert Rebuild.RECONNECTED in reader.cursor.rebuilds
-
-
-@pytest.mark.parametrize("how", ["restart", "kill"])
-async def test_server_restarted_while_read(filled: NatsServer, how: str) -> None:
-    held = Held()
-
-    async def restart(reader: OrderedReader) -> None:
-        if how == "kill":
-            filled.kill()
-            filled.start()
-        else:
-            filled.restart()
-        held.over = True
-
-    with Proxy(filled.port, held) as proxy:
-        request = request_for(filled.url, "b", 3000, batch_rows=10)
-        rows, reader = await read_range(proxy.url, request, restart)
-    assert rows == ALL
-    assert Rebuild.RECONNECTED in reader.cursor.rebuilds
-
-
 async def test_server_paused_while_read(filled: NatsServer) -> None:
     """No PONG: the connection is given up; the consumer that stayed behind is deleted later."""
     held = Held()
@@ -166,25 +122,6 @@ async def test_reader_pauses_for_many_heartbeats(filled: NatsServer) -> None:
             rows += frames.stream_seq.tolist()
     assert rows == ALL
     assert reader.cursor.rebuilds == []
-
-
-async def test_swallowed_flow_control_is_answered_by_heartbeat(nats_server: NatsServer) -> None:
-    create_bucket(nats_server.url, "b", history=64)
-    values = ((f"k{i % 400}", b"x" * 4000) for i in range(10_000))
-    put_many(nats_server.url, "b", values)
-    swallowed: list[bytes] = []
-
-    def verdict(frame: bytes) -> bool:
-        if is_status(frame, b"FlowControl") and len(swallowed) < 2:
-            swallowed.append(frame)
-            return False
-        return True
-
-    with Proxy(nats_server.port, verdict) as proxy:
-        rows, reader = await read_range(proxy.url, request_for(nats_server.url, "b", 10_000))
-    assert len(swallowed) == 2
-    assert rows == list(range(1, 10_001))
-    assert Rebuild.STALLED not in reader.cursor.rebuilds
 
 
 async def test_flow_control_that_never_gets_through_is_given_up(tmp_path: Any) -> None:

@@ -12,11 +12,8 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import (
     MessageTooLargeError,
-    PermissionDeniedError,
     PublishError,
-    StreamFullError,
     StreamNotFoundError,
-    UnexpectedStreamError,
 )
 from nats_stream_source.jetstream import JetStream, connect
 from nats_stream_source.jetstream.publish import column_publisher, window
@@ -118,15 +115,6 @@ async def test_rejections(shared_server: NatsServer) -> None:
     assert found == [(4, f"{name}.1", 10071), (6, f"{name}.3", 10071)]
 
 
-async def test_stream_full(shared_server: NatsServer) -> None:
-    url, name = shared_server.url, "full"
-    create_stream(url, name, max_msgs=10, discard="new")
-    async with publishing(url, name) as (_, publisher):
-        with pytest.raises(StreamFullError, match=rf"'{name}\.10'.*maximum messages exceeded"):
-            await publish(publisher, columns(name, [b"v"] * 20))
-    assert count(url, name) == 10
-
-
 async def test_messages_too_large(shared_server: NatsServer) -> None:
     url, name = shared_server.url, "large"
     create_stream(url, name, max_msg_size=100)
@@ -139,36 +127,10 @@ async def test_messages_too_large(shared_server: NatsServer) -> None:
             await publish(publisher, columns(name, [b"x" * 101]))
 
 
-async def test_subject_of_other_stream(shared_server: NatsServer) -> None:
-    url = shared_server.url
-    create_stream(url, "mine")
-    create_stream(url, "theirs")
-    async with publishing(url, "mine") as (_, publisher):
-        with pytest.raises(UnexpectedStreamError, match=r"'theirs' has stored .*'theirs\.0'"):
-            await publish(publisher, columns("theirs", [b""]))
-
-
 async def test_stream_missing(shared_server: NatsServer) -> None:
     async with publishing(shared_server.url, "nope") as (_, publisher):
         with pytest.raises(StreamNotFoundError, match="nope"):
             await publish(publisher, columns("nope", [b""]))
-
-
-async def test_subject_denied(tmp_path: Any) -> None:
-    config = tmp_path / "server.conf"
-    config.write_text(
-        "authorization { users = [{ user: a, password: a }, { user: u, password: p, "
-        'permissions: { publish: { deny: "S.9" } } }] }'
-    )
-    with NatsServer(config=config) as server:
-        url = server.url.replace("nats://", "nats://a:a@")
-        create_stream(url, "S")
-        async with (
-            connect(server.url, user="u", password="p") as jetstream,
-            BatchPublisher(jetstream, "S") as publisher,
-        ):
-            with pytest.raises(PermissionDeniedError, match=r"'S\.9'"):
-                await publish(publisher, columns("S", [b"v"] * 20))
 
 
 async def test_publishers_share_connection(shared_server: NatsServer) -> None:

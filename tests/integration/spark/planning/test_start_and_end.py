@@ -8,7 +8,6 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import (
-    BucketNotFoundError,
     MinLastSequenceError,
     OffsetError,
     UnsupportedStreamError,
@@ -62,12 +61,6 @@ async def test_lag(nats_server: NatsServer) -> None:
         newest = planner.report_latest_offset()
     assert newest is not None
     assert newest.consumer_seq - end.consumer_seq == 40
-
-
-async def test_bucket_missing(shared_server: NatsServer) -> None:
-    async with planning(shared_server.url, "none") as planner:
-        with pytest.raises(BucketNotFoundError, match=r"bucket 'none'.*stream 'KV_none'"):
-            await planner.initial_offset()
 
 
 async def test_work_queue_is_refused(shared_server: NatsServer) -> None:

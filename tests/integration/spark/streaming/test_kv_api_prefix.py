@@ -20,7 +20,6 @@ from tests.support.nats.topology import (
 from tests.support.spark.scenario import (
     Create,
     Delete,
-    ExpectError,
     ExpectInitialThrough,
     ExpectNoConsumers,
     ExpectRows,
@@ -80,18 +79,3 @@ def test_query_through_prefix(
             ),
             ExpectNoConsumers(),
         )
-
-
-def test_query_without_prefix_names_option(spark: SparkSession, tmp_path: Path) -> None:
-    with imported() as (owner, options):
-        scene = Scene(spark, SimpleNamespace(url=owner), "map", tmp_path)
-        del options["apiPrefix"]
-        play(
-            scene,
-            Create(),
-            Put("a", "1"),
-            ExpectError(
-                "JetStreamNotEnabledError", ("options 'domain' or 'apiPrefix'",), Run(options)
-            ),
-        )
-        assert scene.rows == []

@@ -81,24 +81,6 @@ def test_bucket_missing(scene: Scene) -> None:
     assert scene.offsets() == []
 
 
-def test_work_queue_instead_of_bucket(scene: Scene) -> None:
-    play(
-        scene,
-        Create(-1, {"retention": "workqueue"}),
-        Put("a", "1"),
-        fails("UnsupportedStreamError", "workqueue"),
-    )
-
-
-def test_domain_missing(scene: Scene) -> None:
-    options = {"domain": "nowhere", "connectTimeout": 1}
-    play(
-        scene,
-        Create(),
-        fails("JetStreamNotEnabledError", "options 'domain' or 'apiPrefix'", options=options),
-    )
-
-
 def test_port_is_closed(scene: Scene) -> None:
     place = f"nats://127.0.0.1:{free_port()}"
     options = {"servers": place, "connectTimeout": 1}
@@ -119,11 +101,6 @@ def test_port_open_without_responses(scene: Scene) -> None:
                 options=options,
             ),
         )
-
-
-def test_address_invalid(scene: Scene) -> None:
-    options = {"servers": "nats://127.0.0.1:no-port"}
-    play(scene, fails("OptionError", "'servers'", "is not an address", options=options))
 
 
 # -- users and permissions ----------------------------------------------------------------------
@@ -233,38 +210,6 @@ def test_checkpoint_of_another_query(scene: Scene) -> None:
         Run({"keys": "b,a"}),  # the order says nothing
     )
     assert len(scene.rows) == 1
-
-
-def test_checkpoint_edited_by_hand(scene: Scene) -> None:
-    def broken(edit: Callable[[dict[str, Any]], object], *fragments: str) -> tuple[Any, ...]:
-        kept: dict[str, Any] = {}
-
-        def run(offset: dict[str, Any]) -> None:
-            kept.update(offset)
-            edit(offset)
-
-        def back(offset: dict[str, Any]) -> None:
-            offset.clear()
-            offset.update(kept)
-
-        return (
-            edited(0, run),
-            fails("OffsetError", *fragments),
-            edited(0, back),
-        )
-
-    play(
-        scene,
-        Create(),
-        Put("a", "1"),
-        Run(),
-        Put("a", "2"),
-        *broken(lambda offset: offset.update(v=3), "format is 3", "expected 2 or lower", "install"),
-        *broken(lambda offset: offset.clear(), "expected an offset of this source"),
-        *broken(lambda offset: offset.update(origin=9), "expected 0 <= origin <= stream_seq"),
-        Run(),
-    )
-    assert len(scene.rows) == 2
 
 
 def test_offsets_that_run_backwards(scene: Scene) -> None:

@@ -97,9 +97,3 @@ def test_limits_and_splits_with_restart(scene: Scene) -> None:
     assert max(sizes) <= most
     assert len(sizes) <= 3000 / (0.8 * most) + 1
     play(scene, ExpectNoConsumers())
-
-
-def test_small_micro_batch_is_one_task(scene: Scene) -> None:
-    create_bucket(scene.url, scene.bucket)
-    put_many(scene.url, scene.bucket, [(f"k{i}", b"v") for i in range(500)])
-    assert [len(batch) for batch in run(scene).batches] == [1]
