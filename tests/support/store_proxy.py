@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +17,8 @@ class StoreProxy:
     """The proxy's address, and what happens to the next commits after the first version.
 
     Attributes:
+        delay: seconds that a commit waits before it is forwarded.
+        delayed: how many did.
         hold: commits are not forwarded; ``held`` is set when one has arrived.
         lose: this many commits are stored, and their responses lost.
         lost: how many were.
@@ -25,6 +28,8 @@ class StoreProxy:
     def __init__(self, url: str, target: str) -> None:
         self.url = url
         self.target = target.removeprefix("http://")
+        self.delay = 0.0
+        self.delayed = 0
         self.hold = False
         self.held = threading.Event()
         self.lose = 0
@@ -48,6 +53,9 @@ class _Handler(BaseHTTPRequestHandler):
             proxy.held.set()
             self.close_connection = True
             return
+        if commit and proxy.delay:
+            proxy.delayed += 1
+            time.sleep(proxy.delay)
         connection = http.client.HTTPConnection(proxy.target)
         headers = dict(self.headers)
         if proxy.unconditional:
