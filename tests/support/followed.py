@@ -56,9 +56,10 @@ class Query:
             if not deleted or self.arguments.get("deletes") == "mark":
                 yield key, seq, value or 0, deleted
 
-    def stored(self, table: Path) -> list[Row]:
+    def stored(self, table: Path | DeltaTable) -> list[Row]:
         """The rows of the table, as `expected` has them."""
-        return sorted(self._row(row) for row in rows_of(DeltaTable(table)))
+        opened = table if isinstance(table, DeltaTable) else DeltaTable(table)
+        return sorted(self._row(row) for row in rows_of(opened))
 
     def _row(self, row: dict[str, Any]) -> Row:
         value = VALUES.index(row["value"]) if row["value"] else 0

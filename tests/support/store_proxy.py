@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +17,8 @@ class StoreProxy:
     """The proxy's address, and what happens to the next commits after the first version.
 
     Attributes:
+        pause: seconds that a commit waits before it is forwarded.
+        paused: how many did.
         hold: commits are not forwarded; ``held`` is set when one has arrived.
         delay: commits are forwarded once ``resume`` is set; ``held`` is set when one has arrived.
         lose: this many commits are stored, and their responses lost.
@@ -28,6 +31,8 @@ class StoreProxy:
     def __init__(self, url: str, target: str) -> None:
         self.url = url
         self.target = target.removeprefix("http://")
+        self.pause = 0.0
+        self.paused = 0
         self.hold = False
         self.held = threading.Event()
         self.delay = False
@@ -59,6 +64,9 @@ class _Handler(BaseHTTPRequestHandler):
         if commit and proxy.delay:
             proxy.held.set()
             proxy.resume.wait()
+        if commit and proxy.pause:
+            proxy.paused += 1
+            time.sleep(proxy.pause)
         answer = proxy.answers.pop(0) if proxy.answers and "if-none-match" in self.headers else None
         if answer is not None and not proxy.stores:
             self._answer(answer)

@@ -148,6 +148,9 @@ class Run:
         info = await self._retry(self._first_info)
         self._scope = self._adapter.read_scope(info)
         stored = await self._in_thread(self._table.open)
+        if stored is not None:
+            # Another follower may have read further while the table was opened.
+            info = await self._retry(self._first_info)
         self._info, at = await self._start(info, stored)
         info = self._info
         self._target = info.last_seq

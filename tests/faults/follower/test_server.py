@@ -1,0 +1,212 @@
+"""The server is killed, restarted and replaced while the command `follow` runs."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from nats_stream_source.embedded import NatsServer
+from tests.support.followed import Query
+from tests.support.follower import (
+    FollowProcess,
+    MixedWriter,
+    follow_once,
+    following,
+    positions,
+    version,
+)
+from tests.support.nats import buckets
+from tests.support.nats.backup import back_up, restore_changes_created
+from tests.support.recorded_stream import keep_store
+
+pytestmark = pytest.mark.faults
+
+QUERY = Query({"bucket": "b"})
+HISTORY = Query({"bucket": "b"}, {"stored_as_scd_type": 2})
+ACCEPT = ("--option", "failOnDataLoss=false")
+
+
+@contextmanager
+def paused(follower: FollowProcess) -> Iterator[None]:
+    """Pause the process, so that it sees only what there is afterwards."""
+    follower.process.send_signal(signal.SIGSTOP)
+    os.waitpid(follower.process.pid, os.WUNTRACED)
+    yield
+    follower.process.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.parametrize("query", [QUERY, HISTORY], ids=["current values", "history"])
+def test_server_killed_and_started_again(
+    nats_server: NatsServer, tmp_path: Path, query: Query
+) -> None:
+    words = ["--history"] if query.has_history else []
+    url = nats_server.url
+    buckets.create_bucket(url, "b", 64 if query.has_history else 1)
+    writer = MixedWriter(url, "b", random.Random(1))
+    writer.write(20)
+    with following(url, "b", tmp_path / "table", "--commit-interval", "0", *words) as follower:
+        follower.wait_for_rows(writer, query)
+        for _ in range(3):
+            writer.write(100)
+            before = nats_server.pid
+            nats_server.kill()
+            nats_server.start()
+            assert nats_server.pid != before
+            writer.write(100)
+            follower.wait_for_rows(writer, query)
+        assert follower.errors.count("consumer rebuilt") >= 3
+        assert follower.end() == 0, follower.errors
+    assert positions(tmp_path / "table")[-1].sequence == buckets.bucket_state(url, "b")["last_seq"]
+
+
+def test_server_away_for_longer_than_outage_timeout(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    url, table = nats_server.url, tmp_path / "table"
+    buckets.create_bucket(url, "b")
+    writer = MixedWriter(url, "b", random.Random(1))
+    writer.write(20)
+    with following(url, "b", table, "--option", "outageTimeout=1") as follower:
+        follower.wait_for_rows(writer, QUERY)
+        nats_server.kill()
+        assert follower.process.wait(60) == 1
+        assert "servers are away" in follower.errors
+        assert "Traceback" not in follower.errors
+    nats_server.start()
+    writer.write(20)
+    follow_once(url, "b", table)
+    assert writer.differences(QUERY, table) == []
+
+
+def test_signal_while_server_is_away(nats_server: NatsServer, tmp_path: Path) -> None:
+    url, table = nats_server.url, tmp_path / "table"
+    buckets.create_bucket(url, "b")
+    writer = MixedWriter(url, "b", random.Random(1))
+    writer.write(20)
+    with following(url, "b", table) as follower:
+        follower.wait_for_rows(writer, QUERY)
+        nats_server.kill()
+        follower.wait(lambda: "servers are away" in follower.errors, "an outage")
+        assert follower.end() == 0, follower.errors
+    nats_server.start()
+    writer.write(20)
+    follow_once(url, "b", table)
+    assert writer.differences(QUERY, table) == []
+
+
+def restored(server: NatsServer, directory: Path) -> Callable[[], None]:
+    return back_up(server.url, "KV_b")
+
+
+@pytest.mark.parametrize("runs", [True, False], ids=["while it runs", "between two runs"])
+def test_bucket_restored_with_all_entries(
+    nats_server: NatsServer, tmp_path: Path, runs: bool
+) -> None:
+    url, table = nats_server.url, tmp_path / "table"
+    created = buckets.create_bucket(url, "b")["created"]
+    writer = MixedWriter(url, "b", random.Random(1))
+    writer.write(200)
+    restore = back_up(url, "KV_b")
+    with following(url, "b", table) as follower:
+        follower.wait_for_rows(writer, QUERY)
+        if not runs:
+            assert follower.end() == 0, follower.errors
+            restore()
+        else:
+            with paused(follower):
+                restore()
+            writer.write(100)
+            follower.wait_for_rows(writer, QUERY)
+            assert follower.end() == 0, follower.errors
+    changed = buckets.bucket_info(url, "b")["created"] != created
+    assert changed == restore_changes_created(url)
+    writer.write(100)
+    follow_once(url, "b", table)
+    assert writer.differences(QUERY, table) == []
+    assert len({one.created for one in positions(table)}) == 1 + changed
+
+
+def re_created(server: NatsServer, directory: Path) -> Callable[[], None]:
+    def create() -> None:
+        buckets.delete_bucket(server.url, "b")
+        buckets.create_bucket(server.url, "b")
+
+    return create
+
+
+LOSSES: dict[str, tuple[Callable[[NatsServer, Path], Callable[[], None]], str]] = {
+    "re-created": (re_created, "deleted and re-created"),
+    "restored from an older backup": (restored, "rolled back"),
+    "rolled back": (keep_store, "rolled back"),
+}
+
+
+@pytest.mark.parametrize("runs", [True, False], ids=["while it runs", "between two runs"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_lost_entries_end_the_command_until_they_are_accepted(
+    nats_server: NatsServer, tmp_path: Path, loss: str, runs: bool
+) -> None:
+    prepare, reported = LOSSES[loss]
+    url, table = nats_server.url, tmp_path / "table"
+    buckets.create_bucket(url, "b")
+    buckets.put_many(url, "b", [(f"old.{n}", b"x") for n in range(100)])
+    lose = prepare(nats_server, tmp_path)
+    buckets.put_many(url, "b", [(f"lost.{n}", b"x") for n in range(50)])
+    with following(url, "b", table) as follower:
+        follower.wait(lambda: len(stored(table)) == 150, "all rows")
+        if runs:
+            with paused(follower):
+                lose()
+                buckets.put_many(url, "b", [(f"new.{n}", b"y") for n in range(10)])
+            assert follower.process.wait(60) == 3
+            assert reported in follower.errors
+        else:
+            assert follower.end() == 0, follower.errors
+            lose()
+            buckets.put_many(url, "b", [(f"new.{n}", b"y") for n in range(10)])
+    assert reported in follow_once(url, "b", table, status=3)
+    assert reported in follow_once(url, "b", table, *ACCEPT)
+    buckets.put_many(url, "b", [(f"later.{n}", b"y") for n in range(10)])
+    follow_once(url, "b", table)
+    new = {f"{name}.{n}" for name in ("new", "later") for n in range(10)}
+    old = {f"old.{n}" for n in range(100)}
+    # The query goes on after the last message that is left: it does not read the bucket again.
+    lost = {f"lost.{n}" for n in range(50)}
+    assert stored(table) == (new if loss == "re-created" else new | old | lost)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_lost_entries_are_accepted_while_it_runs(
+    nats_server: NatsServer, tmp_path: Path, loss: str
+) -> None:
+    prepare, reported = LOSSES[loss]
+    url, table = nats_server.url, tmp_path / "table"
+    buckets.create_bucket(url, "b")
+    buckets.put_many(url, "b", [(f"old.{n}", b"x") for n in range(100)])
+    lose = prepare(nats_server, tmp_path)
+    buckets.put_many(url, "b", [(f"lost.{n}", b"x") for n in range(50)])
+    with following(url, "b", table, *ACCEPT) as follower:
+        follower.wait(lambda: len(stored(table)) == 150, "all rows")
+        with paused(follower):
+            lose()
+            buckets.put_many(url, "b", [(f"new.{n}", b"y") for n in range(10)])
+        kept = set() if loss == "re-created" else {f"old.{n}" for n in range(100)}
+        new = {f"new.{n}" for n in range(10)}
+        follower.wait(
+            lambda: (kept | new) <= stored(table) and (kept or stored(table) == new),
+            "the new rows",
+            seen=lambda: (stored(table), follower.errors),
+        )
+        assert reported in follower.errors
+        assert follower.end() == 0, follower.errors
+    follow_once(url, "b", table)
+
+
+def stored(table: Path) -> set[str]:
+    return {row[1] for row in QUERY.stored(table)} if version(table) >= 0 else set()
