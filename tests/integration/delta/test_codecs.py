@@ -9,13 +9,11 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from nats_stream_source.delta import follow, merge_changes, reconcile
+from nats_stream_source.delta import merge_changes, reconcile
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ConfigurationError, KeyNotEncodableError
 from tests.integration.delta.table_content import stored
-from tests.support.codec_peers import CODECS as PEER_CODECS
-from tests.support.codec_peers import chain_of, codec_peer, written_keys
-from tests.support.nats.buckets import api, create_bucket, put
+from tests.support.nats.buckets import api, put
 from tests.support.query_driver.batch import read_batch
 from tests.support.spark.streaming_query import run_to_the_end
 
@@ -31,32 +29,6 @@ def changes(spark: SparkSession, url: str, bucket: str, **options: str) -> DataF
 
 def values(rows: list[dict[str, Any]]) -> dict[str, bytes | None]:
     return {row["key"]: row["value"] for row in rows}
-
-
-def test_table_equals_bucket_of_orbit(
-    spark: SparkSession,
-    shared_server: NatsServer,
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    url, orbit = shared_server.url, codec_peer("orbit", tmp_path_factory.mktemp("orbit"))
-    for number, (key_codec, value_codec) in enumerate(PEER_CODECS):
-        bucket, table = f"orbit{number}", tmp_path / f"table{number}"
-        expected = written_keys(chain_of(key_codec))
-        create_bucket(url, bucket, 3)
-        orbit(url, bucket, key_codec, value_codec, "put", expected)
-        orbit(url, bucket, key_codec, value_codec, "delete", {max(expected): b""})
-        given = {"keyCodec": key_codec, "valueCodec": value_codec}
-        options = {name: text for name, text in given.items() if text}
-        follow(
-            changes(spark, url, bucket, **options),
-            str(table),
-            checkpoint=str(tmp_path / f"checkpoint{number}"),
-            once=True,
-        ).awaitTermination()
-        listed = orbit(url, bucket, key_codec, value_codec, "list", {})
-        assert values(stored(table)) == listed
-        assert listed.keys() == expected.keys() - {max(expected)}
 
 
 def test_table_follows_bucket_and_is_reconciled(

@@ -173,17 +173,6 @@ def test_invalid_input_is_named_before_query_starts(changes: DataFrame, table: P
         follow(changes, str(table), checkpoint="unused", engine="duckdb")
 
 
-def test_directory_that_is_not_table_ends_query(
-    bucket: Bucket, followed: Follow, table: Path
-) -> None:
-    table.mkdir()
-    (table / "notes.txt").write_text("mine")
-    bucket.write(("a", "PUT"))
-    with pytest.raises(StreamingQueryException, match="is not a Delta table; name a new directory"):
-        followed().awaitTermination(180)
-    assert [one.name for one in table.iterdir()] == ["notes.txt"]
-
-
 def test_checkpoint_of_other_bucket_ends_query(
     spark: SparkSession, bucket: Bucket, followed: Follow, table: Path
 ) -> None:

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
-import subprocess
-import sys
-import threading
-import uuid
 from collections.abc import Iterator
 
 import pytest
@@ -26,8 +21,7 @@ from tests.integration.delta.driver.in_process import InProcessTable
 from tests.integration.delta.kv_bucket import Bucket
 from tests.integration.delta.merge_model import Frame, Model, both_modes, delete, put
 from tests.support.delta import rows_of
-from tests.support.object_store import BUCKET, ObjectStore
-from tests.support.paths import ROOT
+from tests.support.object_store import ObjectStore
 from tests.support.store_proxy import StoreProxy, store_proxy
 
 pytestmark = pytest.mark.delta
@@ -47,29 +41,6 @@ def stored(uri: str, options: dict[str, str]) -> dict[str, int]:
 
 def version(uri: str, options: dict[str, str]) -> int:
     return DeltaTable(uri, storage_options=options).version()
-
-
-def test_object_is_created_by_one_of_many_writers(store: ObjectStore) -> None:
-    """What a commit relies on; without it, the other tests would show nothing."""
-    address = store.url.removeprefix("http://")
-    together = threading.Barrier(6)
-
-    def create_object(name: str, statuses: list[int]) -> None:
-        connection = http.client.HTTPConnection(address)
-        together.wait()
-        connection.request("PUT", f"/{BUCKET}/{name}", b"x", {"If-None-Match": "*"})
-        statuses.append(connection.getresponse().status)
-        connection.close()
-
-    for _ in range(10):
-        statuses: list[int] = []
-        name = str(uuid.uuid4())
-        writers = [threading.Thread(target=create_object, args=(name, statuses)) for _ in range(6)]
-        for writer in writers:
-            writer.start()
-        for writer in writers:
-            writer.join()
-        assert (len(statuses), statuses.count(200)) == (6, 1)
 
 
 @both_modes
@@ -135,34 +106,6 @@ def test_commit_with_lost_response_is_merged_once(
     assert proxy.lost == 1
     assert stored(uri, store.storage_options) == {"a": 3, "b": 2, "c": 4}
     assert version(uri, store.storage_options) == 2
-
-
-PROGRAM = """
-import sys
-from tests.integration.delta.driver.in_process import InProcessTable
-from tests.integration.delta.merge_model import put
-uri, endpoint = sys.argv[1:]
-options = {"AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1",
-    "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
-InProcessTable(uri, storage_options=options).merge(put("a", 9))
-"""
-
-
-def test_process_killed_between_data_files_and_commit(
-    frame: Frame, store: ObjectStore, proxy: StoreProxy, uri: str
-) -> None:
-    options = store.storage_options
-    merge(frame(put("a", 1), put("b", 2)), uri, storage_options=options)
-    proxy.hold = True
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM, uri, proxy.url], cwd=ROOT)
-    try:
-        assert proxy.held.wait(60), "no commit arrived"
-    finally:
-        process.kill()
-        process.wait()
-    assert (version(uri, options), stored(uri, options)) == (1, {"a": 1, "b": 2})
-    merge(frame(put("a", 3)), uri, storage_options=options)
-    assert stored(uri, options) == {"a": 3, "b": 2}
 
 
 def test_object_store_unavailable(frame: Frame, uri: str) -> None:

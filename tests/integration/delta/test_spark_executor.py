@@ -21,12 +21,16 @@ from nats_stream_source.delta.spark.session import EXACT
 from nats_stream_source.delta.upkeep import Upkeep
 from nats_stream_source.errors import ConfigurationError, TableConflictError
 from tests.integration.delta.merge_model import Frame, delete, put
-from tests.support.delta import rows_of
+from tests.integration.delta.table_content import columns_of, versions
 
 pytestmark = pytest.mark.delta
 
-EVENTS: dict[str, Any] = {"keys": "id", "sequence_by": "n", "apply_as_deletes": "v IS NULL"}
-HISTORY: dict[str, Any] = {**EVENTS, "stored_as_scd_type": 2}
+HISTORY: dict[str, Any] = {
+    "keys": "id",
+    "sequence_by": "n",
+    "apply_as_deletes": "v IS NULL",
+    "stored_as_scd_type": 2,
+}
 MergeBySpark = Callable[..., MergeResult]
 Row = tuple[int, int, str | None]
 
@@ -45,11 +49,6 @@ def merge(spark: SparkSession, table: Path) -> MergeBySpark:
         return SparkEngine(session, str(table), str(table)).merge(batch, None)
 
     return run
-
-
-def _rows(table: Path, *columns: str) -> list[tuple[Any, ...]]:
-    rows = rows_of(DeltaTable(table))
-    return sorted((tuple(row[name] for name in columns) for row in rows), key=repr)
 
 
 def _before_merge(monkeypatch: pytest.MonkeyPatch, *happenings: Callable[[], object]) -> list[str]:
@@ -80,14 +79,11 @@ def test_repeated_batch_changes_nothing_and_makes_no_version(
     assert DeltaTable(table).version() == before
 
 
-@pytest.mark.parametrize("rules", [EVENTS, HISTORY], ids=["events", "history"])
-def test_repeated_events_make_no_version(
-    table: Path, merge: MergeBySpark, rules: dict[str, Any]
-) -> None:
-    batch: list[Row] = [(1, 1, "a"), (1, 2, None), (2, 1, "b")]
+def test_repeated_events_make_no_version(table: Path, merge: MergeBySpark) -> None:
+    batch: list[Row] = [(1, 1, "a"), (1, 2, None), (2, 1, "b"), (3, 1, None)]
     for _ in range(2):
-        merge(batch, **rules)
-    assert DeltaTable(table).version() == 1
+        merge(batch, **HISTORY)
+    assert versions(table) == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +110,7 @@ def test_row_that_other_writer_changes_meanwhile_is_merged_again(
     merged = _before_merge(monkeypatch, lambda: spark.sql(change.replace("{}", name)))
     merge(frame(put("a", 2), put("b", 3), put("c", 4)))
     assert len(merged) == 2
-    found = _rows(table, "key", "revision")
+    found = columns_of(table, "key", "revision")
     assert found == (expected or [("a", 2), ("b", 3), ("c", 4)])
 
 
@@ -131,34 +127,28 @@ def test_columns_of_user_are_neither_compared_nor_changed(
     merged = _before_merge(monkeypatch, lambda: spark.sql(update))
     merge(frame(put("a", 2)))
     assert len(merged) == 1
-    assert _rows(table, "key", "revision", "note") == [("a", 2, "mine")]
+    assert columns_of(table, "key", "revision", "note") == [("a", 2, "mine")]
 
 
-@pytest.mark.parametrize("rules", [EVENTS, HISTORY], ids=["events", "history"])
 def test_events_of_other_writer_between_state_and_table_are_merged_again(
-    table: Path, merge: MergeBySpark, monkeypatch: pytest.MonkeyPatch, rules: dict[str, Any]
+    table: Path, merge: MergeBySpark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A later event of the other writer stays, and its delete of an earlier event, too."""
-    merge([(1, 1, "a"), (2, 1, "b")], **rules)
+    merge([(1, 1, "a"), (2, 1, "b")], **HISTORY)
 
     def other_writer() -> None:
         monkeypatch.undo()
-        merge([(1, 5, None), (3, 4, "other")], **rules)
+        merge([(1, 5, None), (3, 4, "other")], **HISTORY)
 
     _before_merge(monkeypatch, lambda: None, other_writer)
-    merge([(1, 3, "mine"), (2, 2, None), (3, 2, "mine"), (4, 2, None)], **rules)
-    live = [("b", 1, 2)] if "stored_as_scd_type" in rules else []
-    if live:
-        found = _rows(table, "v", "__START_AT", "__END_AT")
-        assert found == [
-            ("a", 1, 3),
-            ("b", 1, 2),
-            ("mine", 2, 4),
-            ("mine", 3, 5),
-            ("other", 4, None),
-        ]
-    else:
-        assert _rows(table, "id", "n", "v") == [(3, 4, "other")]
+    merge([(1, 3, "mine"), (2, 2, None), (3, 2, "mine"), (4, 2, None)], **HISTORY)
+    assert columns_of(table, "v", "__START_AT", "__END_AT") == [
+        ("a", 1, 3),
+        ("b", 1, 2),
+        ("mine", 2, 4),
+        ("mine", 3, 5),
+        ("other", 4, None),
+    ]
 
 
 def test_other_writer_at_each_attempt_is_conflict(
@@ -174,41 +164,33 @@ def test_other_writer_at_each_attempt_is_conflict(
     _before_merge(monkeypatch, *[lambda: spark.sql(update)] * 2)
     with pytest.raises(TableConflictError, match="other writers committed during each of 2"):
         merge(frame(put("a", 100)))
-    assert _rows(table, "key", "revision") == [("a", 3)]
+    assert columns_of(table, "key", "revision") == [("a", 3)]
 
 
 def test_new_columns_are_added_by_one_commit(
-    spark: SparkSession, table: Path, merge: MergeBySpark
+    frame: Frame, table: Path, merge: MergeBySpark
 ) -> None:
-    merge([(1, 1, "a")], **EVENTS)
-    wider = "id int, n int, v string, s struct<x: int>, w double"
-    merge(spark.createDataFrame([(2, 1, "b", (3,), 0.5)], wider), **EVENTS)
-    grown = "id int, n int, v string, s struct<y: string, x: int>"
-    merge(spark.createDataFrame([(3, 1, "c", ("y", 4))], grown), **EVENTS)
+    merge(frame(put("a", 1)).selectExpr("*", "named_struct('x', 1) AS s"))
+    grown = "*", "named_struct('y', 'new', 'x', 2) AS s", "0.5D AS w"
+    merge(frame(put("b", 2)).selectExpr(*grown))
     operations = [one["operation"] for one in reversed(DeltaTable(table).history())]
-    assert operations == ["CREATE TABLE", "MERGE", "WRITE", "MERGE", "WRITE", "MERGE"]
-    assert _rows(table, "id", "s", "w") == [
-        (1, None, None),
-        (2, {"x": 3, "y": None}, 0.5),
-        (3, {"x": 4, "y": "y"}, None),
+    assert operations == ["CREATE TABLE", "MERGE", "WRITE", "MERGE"]
+    assert columns_of(table, "key", "s", "w") == [
+        ("a", {"x": 1, "y": None}, None),
+        ("b", {"x": 2, "y": "new"}, 0.5),
     ]
 
 
-@pytest.mark.parametrize("rules", [EVENTS, HISTORY], ids=["events", "history"])
 def test_wider_type_is_refused_before_anything_is_written(
-    spark: SparkSession, table: Path, merge: MergeBySpark, rules: dict[str, Any]
+    spark: SparkSession, table: Path, merge: MergeBySpark
 ) -> None:
-    merge([(1, 1, "a")], **rules)
-    narrow = spark.createDataFrame([(1, 2, "a", 7)], "id int, n int, v string, w int")
-    merge(narrow, **rules)
-    state = Path(f"{table}__cdc_state")
-    before = DeltaTable(table).version(), DeltaTable(state).version()
-    wide = spark.createDataFrame(
-        [(1, 3, "a", 1 << 40, 1)], "id int, n int, v string, w long, x int"
-    )
+    merge(spark.createDataFrame([(1, 2, "a", 7)], "id int, n int, v string, w int"), **HISTORY)
+    before = versions(table)
+    wider = "id int, n int, v string, w long, x int"
+    wide = spark.createDataFrame([(1, 3, "a", 1 << 40, 1)], wider)
     with pytest.raises(ConfigurationError, match="'w' gets a wider type; cast the column"):
-        merge(wide, **rules)
-    assert (DeltaTable(table).version(), DeltaTable(state).version()) == before
+        merge(wide, **HISTORY)
+    assert versions(table) == before
 
 
 def test_null_in_field_that_is_not_null_is_named(
@@ -240,9 +222,8 @@ WRONG = {
 """Settings with which Spark would store other values, or skip commits."""
 
 
-@pytest.mark.parametrize("rules", [EVENTS, HISTORY], ids=["events", "history"])
 def test_settings_that_change_values_are_restored_after_merge(
-    spark: SparkSession, table: Path, merge: MergeBySpark, rules: dict[str, Any]
+    spark: SparkSession, table: Path, merge: MergeBySpark
 ) -> None:
     assert WRONG.keys() == EXACT.keys()
     session = spark.newSession()
@@ -252,13 +233,13 @@ def test_settings_that_change_values_are_restored_after_merge(
     columns = "id int, n int, v string, seen timestamp_ntz, day date"
     for n in (1, 2):
         rows = [(1, n, "a", seen, date(1500, 1, n))]
-        merge(session.createDataFrame(rows, columns), session, **rules)
+        merge(session.createDataFrame(rows, columns), session, **HISTORY)
         assert {name: session.conf.get(name) for name in WRONG} == WRONG
     invalid = session.createDataFrame([(1, 3, "a", 1)], "id int, n int, v string, seen int")
     with pytest.raises(ConfigurationError, match="'seen' is INT in the batch"):
-        merge(invalid, session, **rules)
+        merge(invalid, session, **HISTORY)
     assert {name: session.conf.get(name) for name in WRONG} == WRONG
-    found = _rows(table, "seen", "day")
+    found = columns_of(table, "seen", "day")
     assert found[-1] == (seen, date(1500, 1, 2))
     by_spark = spark.read.format("delta").load(str(table)).select("seen", "day").collect()
     assert sorted(tuple(row) for row in by_spark) == found
@@ -285,12 +266,12 @@ def test_upkeep_of_spark_is_done_with_exact_settings(
     session = spark.newSession()
     seen = datetime(1850, 1, 2, 3, 4, 5, 678901, tzinfo=timezone.utc)
     for n in range(3):
-        rows = [(n, n, "a", seen)]
-        merge(session.createDataFrame(rows, "id int, n int, v string, seen timestamp"), **EVENTS)
+        columns = "key string, revision int, operation string, stream_created timestamp"
+        merge(session.createDataFrame([(f"k{n}", n, "PUT", seen)], columns))
     for name in list(WRONG)[:5]:
         session.conf.set(name, WRONG[name])
     found = SparkEngine(session, str(table), str(table)).find()
     assert found is not None
     assert found.maintain(Upkeep()).compacted == 3
-    assert _rows(table, "seen") == [(seen,)] * 3
+    assert columns_of(table, "stream_created") == [(seen,)] * 3
     assert session.conf.get("spark.sql.parquet.outputTimestampType") == "TIMESTAMP_MILLIS"

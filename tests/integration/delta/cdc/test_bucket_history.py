@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql import SparkSession
 
-from nats_stream_source.delta import Engine, Upkeep, follow, maintain
+from nats_stream_source.delta import Engine, Upkeep, maintain
 from nats_stream_source.delta import merge as merge_batch
 from nats_stream_source.errors import ConfigurationError
 from tests.integration.delta.kv_bucket import Bucket, Reconciled
@@ -26,7 +25,6 @@ from tests.integration.delta.merge_model import (
     put,
     spark_in_faults,
 )
-from tests.support.cdc.events import Event, history
 from tests.support.delta import rows_of
 from tests.support.paths import ROOT
 
@@ -83,38 +81,6 @@ def test_history_has_versions_with_times_of_entries(
     query = CHANGES.replace("2026-11-24", day).replace("2026-11-25", next_day)
     changed = QueryBuilder().register("fleet_history", DeltaTable(table)).execute(query)
     assert len(pa.table(changed)) == 4
-
-
-def test_history_equals_that_of_bucket_which_keeps_it(
-    spark: SparkSession, table: Path, bucket: Bucket, tmp_path: Path
-) -> None:
-    rng = random.Random(39)
-    events: list[Event] = []
-    values, created = {1: b"one", 2: b"two"}, {}
-    changes = (
-        spark.readStream.format("nats_kv")
-        .options(servers=bucket.url, bucket=bucket.name, includeHistory=True)
-        .load()
-    )
-    for _run in range(3):  # of a query that was stopped meanwhile
-        for key in [f"key.{number % 2}" for number in range(6)] + ["always"]:
-            number = rng.choice([1, 2])
-            operation = rng.choice(["PUT", "PUT", "DEL"])
-            (entry,) = bucket.write((key, operation), value=values[number])
-            created[entry.revision] = bucket.created(entry.revision)
-            events.append(Event(key, entry.revision, operation[0].replace("P", "U"), number, None))
-        query = follow(
-            changes,
-            str(table),
-            checkpoint=str(tmp_path / "checkpoint"),
-            once=True,
-            stored_as_scd_type=2,
-        )
-        query.awaitTermination()
-    assert versions(table) == [
-        (key, values[number], start, end, created[start], created.get(end))
-        for key, start, end, _, number, _ in sorted(history(events))
-    ]
 
 
 @spark_in_faults

@@ -206,17 +206,6 @@ def test_unavailable_arrays_of_numbers_named(
     assert corrupt.count() == 0
 
 
-def test_unavailable_value_of_update_keeps_value_of_insert(messages: Any) -> None:
-    events = read_events("types", "dbz.public.types")
-    inserted = json.loads(events[0][1])["after"]["big"]
-    assert len(inserted) > 1000
-
-    changes, _ = debezium_changes(messages(events), "id INT, f DOUBLE, big STRING", keys=["id"])
-
-    (row,) = table_of(changes.collect(), ["id"]).values()
-    assert (row.f, row.big) == (1.5, inserted)
-
-
 def test_other_placeholder_of_connector(messages: Any) -> None:
     events = [
         ("s", event("u", {"id": 1, "t": "n/a", "n": "n/a"}), 1),
@@ -310,15 +299,6 @@ SKIPPED = [
     '{"ts_ms": 1795592779081}',
     '{"status": "BEGIN", "id": "7:1", "event_count": null, "ts_ms": 1795592779081}',
 ]
-
-
-def test_messages_without_row_skipped(messages: Any) -> None:
-    events = [("s", data, number) for number, data in enumerate(SKIPPED, 1)]
-
-    changes, corrupt = debezium_changes(messages(events), "id INT", keys=["id"])
-
-    assert changes.count() == 0
-    assert corrupt.count() == 0
 
 
 def test_truncate_ends_query(messages: Any) -> None:

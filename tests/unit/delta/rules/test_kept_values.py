@@ -88,7 +88,7 @@ CASES: dict[str, tuple[_Batches, tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_value_kept(case: str) -> None:
+def test_value_that_event_lacks_is_kept(case: str) -> None:
     tables = KeptTables()
     batches, row = CASES[case]
     tables.merge_kept(event("y", 1, 7, "other"))
