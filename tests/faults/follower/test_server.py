@@ -34,7 +34,7 @@ ACCEPT = ("--option", "failOnDataLoss=false")
 
 @contextmanager
 def paused(follower: FollowProcess) -> Iterator[None]:
-    """Pause the process, so that it sees only what there is afterwards."""
+    """Pause the process, so that it sees only what is there afterwards."""
     follower.process.send_signal(signal.SIGSTOP)
     os.waitpid(follower.process.pid, os.WUNTRACED)
     yield

@@ -12,7 +12,7 @@ from tests.integration.follower.conftest import Followed
 from tests.integration.follower.table import values
 
 
-async def test_position_that_another_follower_commits_during_start_is_no_data_loss(
+async def test_position_of_another_follower_committed_during_start_is_continued(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     followed.create()
