@@ -61,6 +61,7 @@ _log = field_logger(__name__)
 
 _BUFFER_BYTES = 64 << 20
 _POLL_INTERVAL = 2.0  # seconds between two requests of the stream's state
+_STOP_TIMEOUT = 2.0  # seconds
 _POSITION_LAG = 60.0  # seconds until a position without rows is committed
 
 
@@ -89,6 +90,10 @@ class FollowProgress:
     seconds_behind: float | None = None
     keys: int = 0
     caught_up: bool = False
+
+
+class _StoppedError(Exception):
+    """The follower was stopped while it waited for a server."""
 
 
 class Run:
@@ -145,6 +150,12 @@ class Run:
 
     async def run(self) -> None:
         """Follow until the end."""
+        try:
+            await self._follow()
+        except _StoppedError:
+            _log.warning("the follower stops while servers are away", table=self._table.name)
+
+    async def _follow(self) -> None:
         info = await self._retry(self._first_info)
         self._scope = self._adapter.read_scope(info)
         stored = await self._in_thread(self._table.open)
@@ -225,7 +236,8 @@ class Run:
                 consumer_seq=0,
                 initial_through=stored.sequence,
             )
-            info = await self._check.caught_up(known, info)
+            lagging = info
+            info = await self._retry(lambda: self._check.caught_up(known, lagging))
             if info.first_seq > known.stream_seq + 1:
                 # A query of Spark may have gone on: what it has merged is not required again.
                 created = nanoseconds(info.created) // 1000
@@ -287,7 +299,17 @@ class Run:
         return await (await self._connection.jetstream()).stream_info(self._info.name)
 
     async def _retry(self, work: Callable[[], Awaitable[_T]]) -> _T:
-        return await self._connection.retry_transient(work)
+        """Repeat a request while servers are away; two more seconds once the follower stops."""
+        task = asyncio.ensure_future(self._connection.retry_transient(work))
+        stop = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({task}, timeout=_STOP_TIMEOUT)
+            if not task.done():
+                raise _StoppedError
+            return task.result()
+        finally:
+            await cancel_and_wait({task, stop}, 10.0)
 
     # -- commits --------------------------------------------------------------------------------
 

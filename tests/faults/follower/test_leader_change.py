@@ -64,3 +64,23 @@ def test_stream_leader_changes(cluster: Cluster, tmp_path: Path, kind: str) -> N
     follow_once(urls, kind, table, *words)
     assert writer.differences(query, table) == []
     assert positions(table)[-1].sequence == buckets.bucket_state(cluster.url, kind)["last_seq"]
+
+
+def test_signal_at_start_without_leader(cluster: Cluster, tmp_path: Path) -> None:
+    buckets.create_bucket(cluster.url, "b", num_replicas=3)
+    cluster.wait_ready("KV_b")
+    cluster.move_leader("KV_b", cluster.servers["n1"])
+    others = [cluster.servers["n2"], cluster.servers["n3"]]
+    for server in others:
+        server.kill()
+    try:
+        with following(cluster.url, "b", tmp_path / "table") as follower:
+            follower.wait(lambda: "servers are away" in follower.errors, "an outage")
+            assert follower.end() == 0, follower.errors
+    finally:
+        for server in others:
+            server.start()
+    cluster.wait_ready("KV_b")
+    buckets.put(cluster.url, "b", "a", b"x")
+    follow_once(cluster.url, "b", tmp_path / "table")
+    assert len(Query({"bucket": "b"}).stored(tmp_path / "table")) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -84,19 +85,24 @@ def test_server_away_for_longer_than_outage_timeout(
     assert writer.differences(QUERY, table) == []
 
 
-def test_signal_while_server_is_away(nats_server: NatsServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("other", [False, True], ids=["all keys", "after other keys"])
+def test_signal_while_server_is_away(nats_server: NatsServer, tmp_path: Path, other: bool) -> None:
     url, table = nats_server.url, tmp_path / "table"
     buckets.create_bucket(url, "b")
     writer = MixedWriter(url, "b", random.Random(1))
     writer.write(20)
-    with following(url, "b", table) as follower:
+    words = ("--option", "keys=*.*") if other else ()
+    with following(url, "b", table, *words) as follower:
         follower.wait_for_rows(writer, QUERY)
+        if other:
+            buckets.put(url, "b", "other", b"x")
+            time.sleep(1.5)  # a heartbeat tells the follower of it
         nats_server.kill()
         follower.wait(lambda: "servers are away" in follower.errors, "an outage")
         assert follower.end() == 0, follower.errors
     nats_server.start()
     writer.write(20)
-    follow_once(url, "b", table)
+    follow_once(url, "b", table, *words)
     assert writer.differences(QUERY, table) == []
 
 
