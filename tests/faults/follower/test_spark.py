@@ -28,6 +28,9 @@ def test_spark_optimizes_deletes_and_restores(
     writer.write(200)
     with following(url, "b", table) as follower:
         follower.wait_for_rows(writer, QUERY)
+        for _ in range(3):  # several files
+            writer.write(50)
+            follower.wait_for_rows(writer, QUERY)
         before = version(table)
         spark.sql(f"OPTIMIZE {sql_table}")
         assert version(table) > before

@@ -23,7 +23,7 @@ from tests.support.nats import buckets
 
 pytestmark = pytest.mark.faults
 
-STOPS = 12
+STOPS = 8
 QUERY = Query({"bucket": "b"})
 
 
