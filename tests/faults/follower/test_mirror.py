@@ -76,3 +76,20 @@ def test_mirror_created_again(nats_server: NatsServer, tmp_path: Path, runs: boo
     follow_once(url, "m", table)
     assert differences(writer, table) == []
     assert len({one.created for one in positions(table)}) == 2
+
+
+def test_signal_while_mirror_is_behind(nats_server: NatsServer, tmp_path: Path) -> None:
+    url, table = nats_server.url, tmp_path / "table"
+    buckets.create_bucket(url, "b")
+    writer = MixedWriter(url, "b", random.Random(1))
+    writer.write(100)
+    make_mirror(url, "KV_m", "KV_b", max_msgs_per_subject=1, allow_direct=True)
+    follow_once(url, "m", table)
+    for bucket in ("m", "b"):
+        buckets.delete_bucket(url, bucket)
+    buckets.create_bucket(url, "b")
+    make_mirror(url, "KV_m", "KV_b", max_msgs_per_subject=1, allow_direct=True)
+    with following(url, "m", table) as follower:
+        follower.wait(lambda: "mirror is behind" in follower.errors, "a mirror that is behind")
+        assert follower.end() == 0, follower.errors
+    assert differences(writer, table) == []

@@ -155,7 +155,7 @@ LOSSES: dict[str, tuple[Callable[[NatsServer, Path], Callable[[], None]], str]] 
 
 @pytest.mark.parametrize("runs", [True, False], ids=["while it runs", "between two runs"])
 @pytest.mark.parametrize("loss", LOSSES)
-def test_lost_entries_end_the_command_until_they_are_accepted(
+def test_lost_entries_end_command_until_accepted(
     nats_server: NatsServer, tmp_path: Path, loss: str, runs: bool
 ) -> None:
     prepare, reported = LOSSES[loss]
@@ -188,7 +188,7 @@ def test_lost_entries_end_the_command_until_they_are_accepted(
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_lost_entries_are_accepted_while_it_runs(
+def test_lost_entries_accepted_while_command_runs(
     nats_server: NatsServer, tmp_path: Path, loss: str
 ) -> None:
     prepare, reported = LOSSES[loss]
