@@ -9,6 +9,10 @@ MiB is full: the reader pauses, and the server's flow control stops the deliveri
 that change no row make no commit. The position is then committed alone once it is 60 s behind,
 before the stream removes the messages after it, and at the end.
 
+**Pace.** A commit writes each touched file's deletion vector again, a data file and an entry of the
+log, whatever the number of its rows. Where the table grows by more than six times what changes, the
+time between commits becomes longer, up to half a second, so that a commit has more rows.
+
 **Start.** With a position in the table, the stream is compared with it
 (:mod:`nats_stream_source.rows.data_loss`), and reading goes on exactly there. Without one, the
 initial values are read. When they are complete, the rows of keys that were not among them are
@@ -62,6 +66,9 @@ _log = field_logger(__name__)
 _BUFFER_BYTES = 64 << 20
 _POLL_INTERVAL = 2.0  # seconds between two requests of the stream's state
 _STOP_TIMEOUT = 2.0  # seconds
+_MOST_WRITTEN = 6.0  # bytes for each byte that changes
+_LONGEST_PAUSE = 0.5  # seconds
+_DECAY = 0.98  # of the figures of a commit in the pace, with each later one
 _POSITION_LAG = 60.0  # seconds until a position without rows is committed
 
 
@@ -136,6 +143,8 @@ class Run:
         self._table, self._stored = table, position
         self._connection, self._thread, self._stop = connection, thread, stop
         self._interval, self._once, self._on_merge = interval, once, on_merge
+        self._pause = interval
+        self._written = self._changed_bytes = 0.0
         common = adapter.options.common
         self._buffer = Buffer(common.max_rows, common.max_bytes)
         self._changed = asyncio.Event()  # entries have arrived
@@ -205,7 +214,7 @@ class Run:
                         task.result()
                 began = time.monotonic()
                 await self._commit()
-                await self._wait(began + self._interval)
+                await self._wait(began + self._pause)
             if self._complete and self._is_ahead(self._done):
                 await self._merge([], await self._position(), required=True)
             self._report()
@@ -440,8 +449,18 @@ class Run:
             commits=before.commits + (result.changed > 0),
             keys=self._table.keys,
         )
+        if result.changed:
+            self._set_pace(result)
         if self._on_merge is not None:
             self._on_merge(result)
+
+    def _set_pace(self, result: MergeResult) -> None:
+        self._written = _DECAY * self._written + (result.written_bytes or 0)
+        self._changed_bytes = _DECAY * self._changed_bytes + (result.changed_bytes or 0)
+        factor = self._written / (_MOST_WRITTEN * max(self._changed_bytes, 1.0))
+        # Deletes change no bytes: the pace is bounded step by step.
+        pause = max(self._pause, 0.001) * min(max(factor, 0.95), 1.05)
+        self._pause = max(self._interval, min(pause, _LONGEST_PAUSE))
 
     def _report(self) -> None:
         info, done = self._info, self._done
