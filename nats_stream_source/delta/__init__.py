@@ -25,7 +25,7 @@ from nats_stream_source.extras import import_failure
 
 if TYPE_CHECKING:
     from nats_stream_source.delta.follower.follower import Follower
-    from nats_stream_source.delta.follower.run import FollowProgress
+    from nats_stream_source.delta.follower.pace import FollowProgress
     from nats_stream_source.delta.limits import AutoLimits
     from nats_stream_source.delta.location import Engine
     from nats_stream_source.delta.rules.layout import Deletes
@@ -62,7 +62,7 @@ MODULES = {
     "DebeziumChanges": "nats_stream_source.delta.spark.debezium",
     "Deletes": "nats_stream_source.delta.rules.layout",
     "Engine": "nats_stream_source.delta.location",
-    "FollowProgress": "nats_stream_source.delta.follower.run",
+    "FollowProgress": "nats_stream_source.delta.follower.pace",
     "Follower": "nats_stream_source.delta.follower.follower",
     "MaintenanceResult": "nats_stream_source.delta.upkeep",
     "MergeArguments": "nats_stream_source.delta.spark.merge",

@@ -2,16 +2,12 @@
 
 One ordered consumer reads them. With ``at_leader`` the stream leader serves it: another replica may
 lag, or lack messages. A consumer outlives the leadership of its server, so the owner passes the
-stream info that it requests from time to time to :meth:`EndlessRead.update`, and the read moves to
-the new leader, from the position on.
-
-**Initial values** of ``last_per_subject`` are read by a consumer of that policy. If it moves before
-they are complete, they begin again.
+stream info that it requests from time to time to :meth:`EndlessRead.update`, and the reader
+replaces the consumer by one at the new leader, as after any other loss.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
@@ -73,19 +69,13 @@ class EndlessRead:
         request = adapter.range_request(
             scope, info.name, known, start, ENDLESS, last_per_subject=last_per_subject
         )
-        self._request = replace(
-            request,
-            eager=True,
-            at_leader=at_leader,
-            min_last_seq=initial_through if initial_through > start else None,
-        )
         self._adapter = adapter
-        self._connection = connection
         self._split = Split(request, scope.prefix, initial_through)
         self.position = start
         self._leader = info.leader if at_leader else None
-        self._moved = asyncio.Event()
-        self._reader = OrderedReader(connection, self._request)
+        minimum = initial_through if initial_through > start else None
+        eager = replace(request, eager=True, at_leader=at_leader, min_last_seq=minimum)
+        self._reader = OrderedReader(connection, eager)
 
     @property
     def through(self) -> int:
@@ -103,7 +93,7 @@ class EndlessRead:
         """Move the read to the stream leader, if ``info`` shows another one."""
         if self._leader is not None and info.leader not in (None, self._leader):
             self._leader = info.leader
-            self._moved.set()
+            self._reader.leader_changed()
 
     async def batches(self) -> AsyncGenerator[Arrived, None]:
         """Yield rows as they arrive.
@@ -112,33 +102,9 @@ class EndlessRead:
             StreamChangedError, ConsumerLostError, ConnectError, …: see
                 :meth:`OrderedReader.batches`.
         """
-        while True:
-            async with contextlib.aclosing(self._reader.batches()) as batches:
-                while (messages := await self._next(batches)) is not None:
-                    if len(messages):
-                        rows = self._adapter.record_batch(messages, self._split)
-                        self.position = int(messages.stream_seq[-1])
-                        yield Arrived(rows, messages)
-            self._moved.clear()
-            if self._request.last_per_subject and not self.complete:
-                self.position = 0
-            else:
-                self.position = self.through
-                self._request = replace(
-                    self._request, start=self.position, last_per_subject=False, min_last_seq=None
-                )
-            self._reader = OrderedReader(self._connection, self._request)
-
-    async def _next(self, batches: AsyncGenerator[Deliveries, None]) -> Deliveries | None:
-        """The next messages; None if the read moves to another leader."""
-        if self._leader is None:
-            return await batches.__anext__()
-        arrived = asyncio.ensure_future(batches.__anext__())
-        moved = asyncio.ensure_future(self._moved.wait())
-        try:
-            await asyncio.wait({arrived, moved}, return_when=asyncio.FIRST_COMPLETED)
-            return arrived.result() if arrived.done() else None
-        finally:
-            for task in (arrived, moved):
-                task.cancel()
-            await asyncio.gather(arrived, moved, return_exceptions=True)
+        async with contextlib.aclosing(self._reader.batches()) as batches:
+            async for messages in batches:
+                if len(messages):
+                    rows = self._adapter.record_batch(messages, self._split)
+                    self.position = int(messages.stream_seq[-1])
+                    yield Arrived(rows, messages)

@@ -15,7 +15,9 @@ They lack ``lastUpdated``, without which Delta Lake keeps them until
 1.6.6). Therefore a position counts only if the log still has its commit and each one since, and
 none of these is a RESTORE. Without a position, the follower reads the initial values.
 
-**Two followers** of one table write the greater one of their own position and the stored one.
+**Two followers.** The table has the entries up to the stored position. So a follower that is behind
+it commits neither rows nor position: a row of its could be one that the other has removed since. A
+follower that reads the initial values begins again when another one has committed a position.
 """
 
 from __future__ import annotations
@@ -65,8 +67,10 @@ class PositionLog:
 
     Attributes:
         stored: the position in the log; None without a valid one.
+        known: whether the log has a position, valid or void.
         next: the position that the next commit of rows takes; None if it takes none.
         required: whether the next change makes a commit if only the position changes.
+        reads_initial_values: whether the follower has no position yet.
     """
 
     def __init__(self, stream: str, query: str) -> None:
@@ -74,9 +78,11 @@ class PositionLog:
         self._ids = [f"{self._stream}{query}/{part}" for part in _PARTS]
         self._version: int | None = None  # the log is known up to this version
         self._table_id = ""
+        self.known = False
         self.stored: StreamPosition | None = None
         self.next: StreamPosition | None = None
         self.required = False
+        self.reads_initial_values = False
 
     def read(self, table: Snapshot) -> None:
         """Set ``stored`` from the newest version of a table.
@@ -88,7 +94,8 @@ class PositionLog:
         _require_kept(table)
         self._version, self._table_id, self.stored = table.version, table.table_id, None
         transactions = table.log.transactions(table.version)
-        if self._ids[0] not in transactions:
+        self.known = self._ids[0] in transactions
+        if not self.known:
             if any(one.startswith(self._stream) for one in transactions):
                 raise ConfigurationError(
                     f"could not follow into table {table.name!r}: it has the position of a "
@@ -110,10 +117,12 @@ class PositionLog:
     def restart(self) -> None:
         """Let the next version that is seen be the first one: rows are read again."""
         self._version = self.stored = self.next = None
-        self.required = False
+        self.required = self.reads_initial_values = False
 
-    def actions(self, table: Snapshot, *, changed: bool) -> list[Action]:
+    def actions(self, table: Snapshot, *, changed: bool) -> list[Action] | None:
         """The actions of the position in the next commit of a table; none if it has no position.
+
+        None if another follower has committed the entries already: there is nothing to commit.
 
         Args:
             table: after its refresh.
@@ -137,9 +146,13 @@ class PositionLog:
             if found is not None and (self.stored is None or found.order > self.stored.order):
                 self.stored = found
             self._version = version
-        if self.next is None or not (changed or self.required):
+        if self.next is None:
+            if self.stored is not None and self.reads_initial_values:
+                raise PositionVoidError(f"another follower has read further: {self.stored}")
             return []
         if self.stored is not None and self.stored.order >= self.next.order:
+            return None
+        if not (changed or self.required):
             return []
         values = (self.next.sequence, self.next.created, self.next.time)
         return [

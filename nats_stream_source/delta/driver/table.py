@@ -258,6 +258,8 @@ class DriverTable:
                 rows = _full_rows(snapshot, changes)
                 changed = bool(len(changes)) or changes.state_only
                 moved = position.actions(snapshot, changed=changed) if position else []
+                if moved is None:
+                    return MergeResult("driver")
                 if changed or moved:
                     _commit(snapshot, changes, rows, target_bytes, moved)
                 if position is not None and moved:

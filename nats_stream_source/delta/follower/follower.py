@@ -20,14 +20,15 @@ from nats_stream_source.delta.driver.position import (
     PositionLog,
     PositionVoidError,
 )
-from nats_stream_source.delta.follower.run import FollowProgress, Run
+from nats_stream_source.delta.follower.pace import FollowProgress
+from nats_stream_source.delta.follower.run import Run
 from nats_stream_source.delta.follower.table import FollowedTable
 from nats_stream_source.delta.location import TableLocation
 from nats_stream_source.delta.merge_result import MergeResult
 from nats_stream_source.delta.rules.arguments import ChangeRules
 from nats_stream_source.delta.rules.layout import Deletes
 from nats_stream_source.delta.upkeep import COMMIT_INTERVAL, DEFAULT_UPKEEP, Upkeep
-from nats_stream_source.errors import ConfigurationError, OptionError
+from nats_stream_source.errors import ConfigurationError, OptionError, TableConflictError
 from nats_stream_source.jetstream.retry import Outage
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
 from nats_stream_source.jetstream.stream_identity import (
@@ -51,6 +52,8 @@ _NOT_OF_A_FOLLOWER = {
     "maxTriggerDelay": "use the commit interval",
     "minPartitions": "a follower reads with one consumer",
     "discoveryInterval": "a follower has one bucket",
+    "asOfSequence": "read_bucket reads a bucket as it was",
+    "asOfTime": "read_bucket reads a bucket as it was",
 }
 
 
@@ -175,7 +178,11 @@ class Follower:
                         except (PositionVoidError, StreamChangedError) as change:
                             restarts = restarts + 1 if self.progress.rows == before.rows else 0
                             if restarts > _RESTARTS:
-                                raise
+                                raise TableConflictError(
+                                    f"could not follow into table {self.location.name!r}: it or "
+                                    f"the stream changed at each of {_RESTARTS} starts ({change}); "
+                                    f"start the follower again once they are settled"
+                                ) from change
                             _log.warning("the follower starts again", reason=change)
                 finally:
                     self._stop.clear()

@@ -4,14 +4,10 @@
 (:mod:`nats_stream_source.rows.endless`) delivers entries, which wait in a buffer. A buffer of 64
 MiB is full: the reader pauses, and the server's flow control stops the deliveries.
 
-**Commits.** A thread merges what has arrived since the last commit, at most one commit in
-``commit_interval`` seconds, and commits the position behind it. Reading goes on meanwhile. Entries
-that change no row make no commit. The position is then committed alone once it is 60 s behind,
-before the stream removes the messages after it, and at the end.
-
-**Pace.** A commit writes each touched file's deletion vector again, a data file and an entry of the
-log, whatever the number of its rows. Where the table grows by more than six times what changes, the
-time between commits becomes longer, up to half a second, so that a commit has more rows.
+**Commits.** A thread merges what has arrived since the last commit, at the times of :mod:`pace`,
+and commits the position behind it. Reading goes on meanwhile. Entries that change no row make no
+commit. The position is then committed alone once it is 60 s behind, before the stream removes the
+messages after it, and at the end.
 
 **Start.** With a position in the table, the stream is compared with it
 (:mod:`nats_stream_source.rows.data_loss`), and reading goes on exactly there. Without one, the
@@ -27,7 +23,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 import pyarrow as pa
@@ -38,18 +34,22 @@ from nats_stream_source.delta.driver.position import (
     StreamPosition,
 )
 from nats_stream_source.delta.follower.buffer import Buffer
+from nats_stream_source.delta.follower.pace import FollowProgress, Pace
 from nats_stream_source.delta.follower.table import FollowedTable
 from nats_stream_source.delta.merge_result import MergeResult
+from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.jetstream.kv.bucket import stream_info_with_revision
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
 from nats_stream_source.jetstream.stream_identity import (
     Identity,
     KnownStream,
+    StreamChangedError,
     compare,
 )
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.times import nanoseconds, rfc3339
 from nats_stream_source.logs import field_logger
+from nats_stream_source.options import DeliverPolicy
 from nats_stream_source.rows.data_loss import DataLossCheck, timestamp_at
 from nats_stream_source.rows.data_loss_report import report_aged_out
 from nats_stream_source.rows.endless import EndlessRead
@@ -66,37 +66,8 @@ _log = field_logger(__name__)
 _BUFFER_BYTES = 64 << 20
 _POLL_INTERVAL = 2.0  # seconds between two requests of the stream's state
 _STOP_TIMEOUT = 2.0  # seconds
-_MOST_WRITTEN = 6.0  # bytes for each byte that changes
-_LONGEST_PAUSE = 0.5  # seconds
-_DECAY = 0.98  # of the figures of a commit in the pace, with each later one
+_END_TIMEOUT = 10.0  # seconds until the tasks have ended
 _POSITION_LAG = 60.0  # seconds until a position without rows is committed
-
-
-@dataclass(frozen=True, slots=True)
-class FollowProgress:
-    """How far a follower is.
-
-    Attributes:
-        rows: entries that were read since the start.
-        changed: rows of the table that they inserted, updated or deleted.
-        commits: merges that changed the table.
-        revision: the stream sequence up to which the table has the bucket's entries.
-        behind: sequences of the stream after it, as of the last look at the stream, which is at
-            most two seconds old; None before the first look.
-        seconds_behind: time between the message at ``revision`` and the stream's last one; None if
-            it is unknown.
-        keys: rows of the table.
-        caught_up: whether the table had all that the bucket had at the last look.
-    """
-
-    rows: int = 0
-    changed: int = 0
-    commits: int = 0
-    revision: int = 0
-    behind: int | None = None
-    seconds_behind: float | None = None
-    keys: int = 0
-    caught_up: bool = False
 
 
 class _StoppedError(Exception):
@@ -142,13 +113,12 @@ class Run:
         self._bucket: str = adapter.options.bucket
         self._table, self._stored = table, position
         self._connection, self._thread, self._stop = connection, thread, stop
-        self._interval, self._once, self._on_merge = interval, once, on_merge
-        self._pause = interval
-        self._written = self._changed_bytes = 0.0
+        self._once, self._on_merge, self._pace = once, on_merge, Pace(interval)
         common = adapter.options.common
         self._buffer = Buffer(common.max_rows, common.max_bytes)
         self._changed = asyncio.Event()  # entries have arrived
         self._room = asyncio.Event()  # the buffer was emptied
+        self._urgent = asyncio.Event()  # the next commit does not wait
         self._check = DataLossCheck(self._adapter, connection, time.monotonic)
         self._gaps: SequenceGapTracker | None = None
         self._seen: list[pa.Array] | None = None  # keys of the initial values, if rows may be gone
@@ -173,6 +143,7 @@ class Run:
             info = await self._retry(self._first_info)
         self._info, at = await self._start(info, stored)
         info = self._info
+        self._created = nanoseconds(info.created)
         self._target = info.last_seq
         last_per_subject = (
             self._adapter.last_per_subject
@@ -203,10 +174,10 @@ class Run:
             last=info.last_seq,
         )
         tasks = {asyncio.ensure_future(self._receive()), asyncio.ensure_future(self._poll())}
-        for task in tasks:
-            task.add_done_callback(lambda _: self._changed.set())
         stop = asyncio.ensure_future(self._stop.wait())
-        stop.add_done_callback(lambda _: self._changed.set())
+        for task in (*tasks, stop):
+            task.add_done_callback(lambda _: self._changed.set())
+            task.add_done_callback(lambda _: self._urgent.set())
         try:
             while not (self._stop.is_set() or self._ended()):
                 for task in tasks:
@@ -214,12 +185,16 @@ class Run:
                         task.result()
                 began = time.monotonic()
                 await self._commit()
-                await self._wait(began + self._pause)
+                await self._wait(began + self._pace.seconds)
             if self._complete and self._is_ahead(self._done):
                 await self._merge([], await self._position(), required=True)
-            self._report()
         finally:
-            await cancel_and_wait({*tasks, stop}, 10.0)
+            # Once: a second cancellation would interrupt the deletion of the consumer.
+            for task in (*tasks, stop):
+                task.cancel()
+            await asyncio.wait({*tasks, stop}, timeout=_END_TIMEOUT)
+            self._table.count_keys()
+            self._report()
 
     # -- start ----------------------------------------------------------------------------------
 
@@ -260,13 +235,29 @@ class Run:
                 self._stored.forget()
             read = KnownStream(known.created, known.stream_seq, known.time)
             if not resumed.epoch or compare(read, info) is not Identity.RECREATED:
+                self._report_ignored_start(resumed)
                 return info, resumed
+        policy = self._options.start_position.policy
+        chosen = policy not in (DeliverPolicy.ALL, DeliverPolicy.LAST_PER_SUBJECT)
+        if chosen and stored is None and self._stored.known:
+            raise ConfigurationError(
+                f"could not follow into table {self._table.name!r}: its position is void, by a "
+                f"RESTORE or an expired log, and option {self._adapter.start_option!r} would leave "
+                f"out entries; remove the option, or follow into a new table"
+            )
         self._complete = False
+        self._stored.reads_initial_values = True
         if self._table.keys:
             self._seen = []
-        jetstream = await self._connection.jetstream()
-        view = StreamView(jetstream, info, self._scope)
-        origin = await resolve_start(view, self._options.start_position)
+        origin = 0
+        if stored is None:  # a bucket that was created again is read from its start
+
+            async def resolved() -> int:
+                jetstream = await self._connection.jetstream()
+                view = StreamView(jetstream, info, self._scope)
+                return await resolve_start(view, self._options.start_position)
+
+            origin = await self._retry(resolved)
         if origin:
             self._seen = None  # rows of keys before the start are not known to be missing
         return info, Position(
@@ -278,6 +269,15 @@ class Run:
             consumer_seq=0,
             initial_through=max(origin, info.last_seq),
         )
+
+    def _report_ignored_start(self, resumed: Position) -> None:
+        policy = self._options.start_position.policy
+        if policy not in (DeliverPolicy.ALL, DeliverPolicy.LAST_PER_SUBJECT):
+            _log.warning(
+                "start option ignored: the follower continues after its position",
+                option=self._adapter.start_option,
+                resumes_after=resumed.stream_seq,
+            )
 
     # -- reading --------------------------------------------------------------------------------
 
@@ -292,15 +292,23 @@ class Run:
                     self._gaps.add(arrived.messages.stream_seq)
                 self._buffer.add(arrived)
                 self._changed.set()
-                if self._buffer.nbytes > _BUFFER_BYTES:
+                while self._buffer.nbytes > _BUFFER_BYTES:
+                    self._urgent.set()
                     self._room.clear()
                     await self._room.wait()
 
     async def _poll(self) -> None:
         """Look at the stream from time to time: its leader, its ends."""
         while True:
-            self._info = await self._retry(self._leaders_info)
-            self._read.update(self._info)
+            info = await self._retry(self._leaders_info)
+            if info.created != self._info.created:
+                observed = f"it was created at {info.created}, expected {self._info.created}"
+                known = KnownStream.of(self._info)
+                raise StreamChangedError(info.name, Identity.RECREATED, known, observed)
+            self._info = info
+            self._read.update(info)
+            await self._in_thread(self._table.refresh)
+            self._table.count_keys()
             self._report()
             await asyncio.sleep(_POLL_INTERVAL)
 
@@ -330,14 +338,17 @@ class Run:
                 await wait_cancellable(1.0, self._changed.wait())
             except asyncio.TimeoutError:
                 return
-        if (seconds := until - time.monotonic()) > 0 and not self._stop.is_set():
-            await asyncio.sleep(seconds)
+        if (seconds := until - time.monotonic()) > 0:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await wait_cancellable(seconds, self._urgent.wait())
 
     async def _commit(self) -> None:
         """Merge what has arrived, and the position if it is due."""
         ends = not self._complete and self._read.complete
         batches = self._buffer.take()
         self._room.set()
+        if not self._stop.is_set():
+            self._urgent.clear()
         if not batches and self._read.through > self._buffer.sequence:
             # Messages that the filter leaves out follow the last entry.
             self._buffer.sequence, self._buffer.time = self._read.through, None
@@ -347,9 +358,11 @@ class Run:
         if ends and not len(self._buffer):
             if self._seen is not None:
                 await self._merge(batches, None)
-                await self._delete_unseen(self._seen)
+                seen = self._seen
+                await self._retry(lambda: self._delete_unseen(seen))
                 batches = []
             self._complete, self._seen = True, None
+            self._stored.reads_initial_values = False
             await self._merge(batches, await self._position(), required=True)
         elif batches or (self._complete and self._position_is_due(sequence)):
             position = await self._position() if self._complete else None
@@ -359,7 +372,7 @@ class Run:
 
     async def _position(self) -> StreamPosition:
         """The position behind the entries that were taken."""
-        buffer, created = self._buffer, nanoseconds(self._info.created)
+        buffer = self._buffer
         if buffer.time is None:
 
             async def stored_time() -> str | None:
@@ -368,7 +381,7 @@ class Run:
 
             time = await self._retry(stored_time)
             buffer.time = nanoseconds(time) if time else 0
-        return StreamPosition(created, buffer.sequence, buffer.time)
+        return StreamPosition(self._created, buffer.sequence, buffer.time)
 
     async def _merge(
         self,
@@ -420,7 +433,7 @@ class Run:
         stored = self._stored.stored
         if stored is None:
             return True
-        return (stored.created, stored.sequence) < (nanoseconds(self._info.created), sequence)
+        return (stored.created, stored.sequence) < (self._created, sequence)
 
     def _position_is_due(self, sequence: int) -> bool:
         """Whether a position is committed without a row."""
@@ -435,8 +448,7 @@ class Run:
 
     def _ended(self) -> bool:
         """Whether ``once`` is fulfilled."""
-        done = self._complete and not len(self._buffer) and self._done >= self._target
-        return self._once and done
+        return self._once and self._complete and self._done >= self._target
 
     # -- figures --------------------------------------------------------------------------------
 
@@ -447,20 +459,10 @@ class Run:
             rows=before.rows + rows,
             changed=before.changed + result.changed,
             commits=before.commits + (result.changed > 0),
-            keys=self._table.keys,
         )
-        if result.changed:
-            self._set_pace(result)
+        self._pace.add(result)
         if self._on_merge is not None:
             self._on_merge(result)
-
-    def _set_pace(self, result: MergeResult) -> None:
-        self._written = _DECAY * self._written + (result.written_bytes or 0)
-        self._changed_bytes = _DECAY * self._changed_bytes + (result.changed_bytes or 0)
-        factor = self._written / (_MOST_WRITTEN * max(self._changed_bytes, 1.0))
-        # Deletes change no bytes: the pace is bounded step by step.
-        pause = max(self._pause, 0.001) * min(max(factor, 0.95), 1.05)
-        self._pause = max(self._interval, min(pause, _LONGEST_PAUSE))
 
     def _report(self) -> None:
         info, done = self._info, self._done

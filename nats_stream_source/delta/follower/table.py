@@ -53,7 +53,7 @@ class FollowedTable:
         upkeep: what is due after a commit; None for no upkeep.
 
     Attributes:
-        keys: the number of rows; 0 before the table is open.
+        keys: the number of rows at the last :meth:`count_keys`.
     """
 
     def __init__(
@@ -90,8 +90,23 @@ class FollowedTable:
         snapshot = self._opened.snapshot
         assert snapshot is not None  # it was read
         self._position.read(snapshot)
-        self._count_keys()
+        self.count_keys()
         return self._position.stored
+
+    def refresh(self) -> None:
+        """Read the commits of other writers.
+
+        Raises:
+            PositionVoidError: another writer has restored a version of the table.
+        """
+
+        def verify() -> None:
+            self._table().read(lambda _: None)
+            snapshot = self._opened.snapshot
+            assert snapshot is not None  # it was read
+            self._position.actions(snapshot, changed=False)
+
+        self._changed(verify)
 
     def merge(
         self, batches: Sequence[pa.RecordBatch], position: StreamPosition | None, *, required: bool
@@ -146,7 +161,7 @@ class FollowedTable:
                 self._engine, self.name, bucket, settings, codec, deletes, unseen
             )
         )
-        self._count_keys()
+        self.count_keys()
 
     def newest_revision(self, created: int) -> int:
         """The greatest revision of the rows of a stream; 0 if there are none.
@@ -169,14 +184,13 @@ class FollowedTable:
         assert table is not None  # it is open
         return table
 
-    def _count_keys(self) -> None:
+    def count_keys(self) -> None:
+        """Set ``keys``."""
         snapshot = self._opened.snapshot
         self.keys = 0 if snapshot is None else len(snapshot.index.live())
 
     def _merge(self, batch: EventBatch) -> MergeResult:
-        result = self._changed(lambda: self._engine.merge(batch, self._upkeep))
-        self.keys += result.inserted - result.deleted
-        return result
+        return self._changed(lambda: self._engine.merge(batch, self._upkeep))
 
     def _changed(self, work: Callable[[], _T]) -> _T:
         try:

@@ -110,6 +110,7 @@ class OrderedReader:
         self._info: StreamInfo | None = None
         self._connections = connections
         self._consumer = EphemeralConsumer(connections, request)
+        self._leader_changed = False
         self._away = False  # the last consumer was not created because servers are away
         self._seconds_without_progress = 0.0
 
@@ -126,6 +127,10 @@ class OrderedReader:
     def left_out(self) -> int:
         """The number of messages that lacked ``request.prefix``."""
         return self._intake.left_out
+
+    def leader_changed(self) -> None:
+        """Replace the consumer by one at the present stream leader, after the next heartbeat."""
+        self._leader_changed = True
 
     async def batches(self) -> AsyncGenerator[Deliveries, None]:
         """Yield the range's messages in order, without a gap or a duplicate, batch by batch.
@@ -331,6 +336,10 @@ class OrderedReader:
         if self.cursor.state is State.IDLE:
             await self._discard_consumer()
             await self._create_consumer()
+            return [], None
+        if self._leader_changed:
+            self._leader_changed = False
+            self._intake.lost(Rebuild.LEADER_CHANGED)
             return [], None
         inbox = self._consumer.inbox
         assert inbox is not None

@@ -93,6 +93,7 @@ class Rebuild(Enum):
     STALLED = "stalled"
     STALE_LIST = "stale list"
     NO_ANSWER = "no answer"
+    LEADER_CHANGED = "leader changed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import pytest
 from deltalake import DeltaTable
 
 from nats_stream_source.delta.follower import follower, run
+from nats_stream_source.delta.follower.table import FollowedTable
+from nats_stream_source.delta.merge_result import MergeResult
 from nats_stream_source.errors import (
     BucketNotFoundError,
     ConfigurationError,
@@ -261,6 +265,93 @@ async def test_two_followers_make_one_table(followed: Followed) -> None:
     expected = {f"k{n % 7}": b"%d" % n for n in range(30)}
     assert values(followed.table) == expected
     assert max(at for at in sequences(followed.table) if at is not None) == 30
+
+
+async def test_deleted_key_stays_deleted_beside_follower_that_is_behind(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    followed.create()
+    await followed.once()
+    merge = FollowedTable.merge
+
+    def overtaken(table: FollowedTable, *given: Any, **named: Any) -> MergeResult:
+        monkeypatch.undo()
+        followed.delete("k")
+        assert asyncio.run(followed.once()).rows == 1
+        return merge(table, *given, **named)
+
+    followed.put("k=1")
+    monkeypatch.setattr(FollowedTable, "merge", overtaken)
+    await followed.once()
+    assert FollowedTable.merge is merge
+    assert values(followed.table) == {}
+
+
+async def test_follower_without_position_takes_that_of_another_one(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    followed.create()
+    followed.put("k=1")
+    merge = FollowedTable.merge
+
+    def overtaken(table: FollowedTable, *given: Any, **named: Any) -> MergeResult:
+        monkeypatch.undo()
+        followed.delete("k")
+        asyncio.run(followed.once())
+        return merge(table, *given, **named)
+
+    monkeypatch.setattr(FollowedTable, "merge", overtaken)
+    await followed.once()
+    assert values(followed.table) == {}
+
+
+async def test_restore_beside_idle_follower_is_undone(followed: Followed) -> None:
+    followed.create()
+    followed.put("a=1")
+    async with followed.following() as follower:
+        (last,) = followed.put("a=2")
+        await reaches(follower, last)
+        DeltaTable(followed.table).restore(1)
+        await wait_until_async(lambda: values(followed.table) == {"a": b"2"}, "the row is back")
+
+
+async def test_long_interval_ends_with_stop(followed: Followed) -> None:
+    followed.create()
+    async with followed.following(commit_interval=600) as follower:
+        (last,) = followed.put("a=1")
+        await asyncio.sleep(0.5)
+        assert follower.progress.revision < last
+    assert (await followed.once()).caught_up
+    assert set(values(followed.table)) == {"a"}
+
+
+async def test_start_option_with_void_position_is_refused(followed: Followed) -> None:
+    followed.create()
+    followed.put("a=1")
+    await followed.once(updatesOnly="true")
+    followed.put("b=1")
+    await followed.once(updatesOnly="true")
+    DeltaTable(followed.table).restore(1)
+    with pytest.raises(ConfigurationError, match="position is void"):
+        await followed.once(updatesOnly="true")
+
+
+async def test_once_ends_at_its_target_under_writes(followed: Followed) -> None:
+    followed.create()
+    followed.put(*(f"k{number}=1" for number in range(50)))
+    stop = threading.Event()
+
+    def write() -> None:
+        while not stop.is_set():
+            followed.put(*(f"k{number}=2" for number in range(50)))
+
+    with ThreadPoolExecutor(1) as thread:
+        writing = thread.submit(write)
+        try:
+            assert (await followed.once()).rows >= 50
+        finally:
+            stop.set()
+            writing.result()
 
 
 async def test_restored_stream_is_continued(followed: Followed) -> None:

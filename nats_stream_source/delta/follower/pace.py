@@ -1,0 +1,69 @@
+"""How far a follower is, and the time between its commits.
+
+A commit writes each touched file's deletion vector again, a data file and an entry of the log,
+whatever the number of its rows. Where that is more than six times what changes, the time between
+commits becomes longer, up to half a second, so that a commit has more rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nats_stream_source.delta.merge_result import MergeResult
+
+_MOST_WRITTEN = 6.0  # bytes for each byte that changes
+_LONGEST = 0.5  # seconds
+_STEP = 0.05  # the largest part by which a commit changes the time
+_DECAY = 0.98  # of a commit's figures with each later one
+
+
+@dataclass(frozen=True, slots=True)
+class FollowProgress:
+    """How far a follower is.
+
+    Attributes:
+        rows: entries that were read since the start.
+        changed: rows of the table that they inserted, updated or deleted.
+        commits: merges that changed the table.
+        revision: the stream sequence up to which the table has the bucket's entries.
+        behind: sequences of the stream after it, as of the last look at the stream, which is at
+            most two seconds old; None before the first look.
+        seconds_behind: time between the message at ``revision`` and the stream's last one; None if
+            it is unknown.
+        keys: rows of the table.
+        caught_up: whether the table had all that the bucket had at the last look.
+    """
+
+    rows: int = 0
+    changed: int = 0
+    commits: int = 0
+    revision: int = 0
+    behind: int | None = None
+    seconds_behind: float | None = None
+    keys: int = 0
+    caught_up: bool = False
+
+
+class Pace:
+    """The time between commits.
+
+    Args:
+        shortest: in seconds.
+
+    Attributes:
+        seconds: the time from the begin of a commit to that of the next one.
+    """
+
+    def __init__(self, shortest: float) -> None:
+        self.seconds = self._shortest = shortest
+        self._written = self._changed = 0.0
+
+    def add(self, result: MergeResult) -> None:
+        """Add what a commit has written."""
+        if not result.changed_bytes:
+            return
+        self._written = _DECAY * self._written + (result.written_bytes or 0)
+        self._changed = _DECAY * self._changed + result.changed_bytes
+        factor = self._written / (_MOST_WRITTEN * self._changed)
+        seconds = max(self.seconds, 0.001) * min(max(factor, 1 - _STEP), 1 + _STEP)
+        self.seconds = max(self._shortest, min(seconds, _LONGEST))
