@@ -91,18 +91,18 @@ def measure_follower(
                 time.sleep(0.05)
             caught_up = time.monotonic() - began
             version = DeltaTable(table, storage_options=dict(store[1]) or None).version()
-            scans: dict[str, float] = {}
             with OtherProcesses() as others, watching("follow", table, first + count - 1) as seen:
                 cpu = cpu_seconds(process.pid)
-                reader = threading.Thread(target=lambda: scans.update(scan_times(table)))
-                if read:
-                    reader.start()
                 in_process(put, server.port, rate, keys, count, times)
                 visible = seen()
                 cpu = cpu_seconds(process.pid) - cpu
-                if read:
-                    reader.join()
             commits = DeltaTable(table, storage_options=dict(store[1]) or None).version() - version
+            scans: dict[str, float] = {}
+            if read:
+                reader = threading.Thread(target=lambda: scans.update(scan_times(table)))
+                reader.start()
+                in_process(put, server.port, rate, keys, count, Path(scratch, "later.npy"))
+                reader.join()
             idle = cpu_seconds(process.pid)
             time.sleep(_IDLE)
             idle = cpu_seconds(process.pid) - idle
