@@ -4,8 +4,8 @@ A case is WAY:KEYS:RATE, a size a number of keys.
 
 One process puts entries at a constant rate and notes the time of each put. A query merges them into
 a table with ``merge_changes``, in a session of ``configure`` and with asynchronous logs, as
-``follow`` starts it. A third process, without Spark, opens each new version of the table with
-``deltalake`` and reads its greatest revision: every put up to it is then visible. The bare
+``follow`` starts it. A third process, without Spark, reads each new entry of the table's log and
+the greatest revision of the files that it adds: every put up to it is then visible. The bare
 ``foreachBatch`` of the same run, which collects the rows on the driver as Arrow, shows the part of
 the source and of Spark. The percentiles exclude the first quarter of the puts.
 
@@ -18,8 +18,8 @@ in a process of its own. ``benchmarks.commits`` has the memory.
 
 from __future__ import annotations
 
+import json
 import multiprocessing
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +31,6 @@ from typing import Any
 
 import numpy as np
 import psutil
-import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryProgress
@@ -101,17 +100,20 @@ def put_values(port: int, rate: int, keys: int, count: int, times: Path) -> None
 
 
 def watch_table(path: str, last: int, visible: Queue[Visible], deadline: float) -> None:
-    """Open each new version until revision ``last`` is visible; put what was seen into a queue."""
-    table, seen = DeltaTable(path), []
+    """Read each new entry of the log until revision ``last`` is visible; put what was seen."""
+    version, seen = DeltaTable(path).version() + 1, []
     until = time.monotonic() + deadline
     while time.monotonic() < until and not (seen and seen[-1][1] >= last):
-        if not os.path.exists(f"{path}/_delta_log/{table.version() + 1:020}.json"):
+        entry = Path(f"{path}/_delta_log/{version:020}.json")
+        if not entry.exists():
             time.sleep(_TICK)
             continue
-        table.update_incremental()
-        revisions = pa.table(table.get_add_actions(flatten=True))["max.revision"].to_pylist()
+        adds = [json.loads(line).get("add") for line in entry.read_text().splitlines()]
+        statistics = [json.loads(add["stats"]) for add in adds if add and add.get("stats")]
+        revisions = [one["maxValues"]["revision"] for one in statistics if one["numRecords"]]
         if revisions:
             seen.append((time.time_ns(), max(revisions)))
+        version += 1
     visible.put(seen)
 
 
@@ -250,7 +252,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     merges = [
         in_process(measure_merge, engine, size) for size in options.size for engine in ENGINES
     ]
-    finish("freshness", {"freshness": fresh, "merge": merges}, options.json)
+    beside = [one for one in fresh if one["way"] == "driver"]  # of the same run as ``follow``
+    figures = {"freshness": fresh, "beside": beside, "merge": merges}
+    finish("freshness", figures, options.json)
 
 
 if __name__ == "__main__":

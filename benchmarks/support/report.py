@@ -114,9 +114,11 @@ def _latency(figures: Figures) -> str:
 
 def _freshness(figures: Figures) -> str:
     cases: dict[tuple[int, int], dict[str, Mapping[str, Any]]] = {}
-    for one in figures["freshness"]:
+    followed = [one for one in figures["freshness"] if one["way"] == "follow"]
+    queries = [one for one in figures["freshness"] if one["way"] != "follow"]
+    for one in queries:
         cases.setdefault((one["keys"], one["rate"]), {})[one["way"]] = one
-    ways = list(dict.fromkeys(one["way"] for one in figures["freshness"]))
+    ways = list(dict.fromkeys(one["way"] for one in queries))
     rows = []
     for (keys, rate), found in cases.items():
         measured = [found.get(way) for way in ways]
@@ -129,17 +131,32 @@ def _freshness(figures: Figures) -> str:
     engines = list(dict.fromkeys(one["engine"] for one in figures["merge"]))
     merged = ([f"{k:,}", *(found.get(one, "") for one in engines)] for k, found in merges.items())
     head = [f"keys, merge of {figures['merge'][0]['rows']:,} rows", *engines]
-    followed = [one for one in figures["freshness"] if one["way"] == "follow"]
-    parts = [puts, table(head, merged), *(_followed(followed) if followed else ())]
+    beside = figures["beside"] if followed else []
+    parts = [puts, table(head, merged), *(_followed(followed, beside) if followed else ())]
     return "\n\n".join(parts)
 
 
-def _followed(results: Sequence[Mapping[str, Any]]) -> list[str]:
+def _followed(
+    results: Sequence[Mapping[str, Any]], beside: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    by_spark = {
+        (one["keys"], one["rate"]): f"{one['p50']:,.0f} / {one['p99']:,.0f} ms"
+        for one in beside
+        if one["way"] == "driver"
+    }
     work = listed(
-        [{**one, "memory": one["memory"] >> 20} for one in results],
-        "| `follow`: keys | puts/s | start to caught up | peak memory | CPU | idle | commits |",
-        "| {keys:,} | {rate:,} | {caught_up:.1f} s | {memory:,} MiB | {cpu:.0%} | {idle:.1%} "
-        "| {commits:,} |",
+        [
+            {
+                **one,
+                "memory": one["memory"] >> 20,
+                "spark": by_spark.get((one["keys"], one["rate"]), ""),
+            }
+            for one in results
+        ],
+        "| `follow`: keys | puts/s | p50 / p99 | a query, same run | start to caught up "
+        "| peak memory | CPU | idle | commits |",
+        "| {keys:,} | {rate:,} | **{p50:,.0f} / {p99:,.0f} ms** | {spark} | {caught_up:.1f} s "
+        "| {memory:,} MiB | {cpu:.0%} | {idle:.1%} | {commits:,} |",
     )
     rows = []
     for one in results:

@@ -244,10 +244,7 @@ class DriverTable:
         Args:
             select: reads the version; it is called again if another writer commits first.
             upkeep: what is due after the commit.
-            position: adds the position of a follower to the commit.
-
-        Raises:
-            PositionVoidError: the position does not describe the table any more.
+            position: adds the position of a follower to the commit, or raises PositionVoidError.
         """
         target_bytes = upkeep.target_file_bytes if upkeep else _TARGET_BYTES
 

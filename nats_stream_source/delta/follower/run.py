@@ -299,6 +299,7 @@ class Run:
 
     async def _poll(self) -> None:
         """Look at the stream from time to time: its leader, its ends."""
+        counted = -1
         while True:
             info = await self._retry(self._leaders_info)
             if info.created != self._info.created:
@@ -308,7 +309,9 @@ class Run:
             self._info = info
             self._read.update(info)
             await self._in_thread(self._table.refresh)
-            self._table.count_keys()
+            if self.progress.commits != counted:  # a count reads the whole index
+                counted = self.progress.commits
+                self._table.count_keys()
             self._report()
             await asyncio.sleep(_POLL_INTERVAL)
 
