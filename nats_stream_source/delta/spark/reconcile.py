@@ -56,8 +56,8 @@ def reconcile(
         engine: what changes the table, see :func:`merge`.
         storage_options: the object store's options for the driver, see :func:`merge`.
         limits: up to which size of its index ``engine="auto"`` takes the driver.
-        key_codec, value_codec: the options ``keyCodec`` and ``valueCodec`` of the query that filled
-            the table.
+        key_codec: the option ``keyCodec`` of the query that filled the table.
+        value_codec: likewise, ``valueCodec``.
         options: other connection options of the source, by their names (``user="…"``).
 
     Raises:
