@@ -1,7 +1,15 @@
-"""Spark and the driver commit one version in S3: Delta Lake's PUT has no condition."""
+"""Spark and the driver commit one version: Delta Lake's commit replaces that of the driver.
+
+In S3 its PUT has no condition, on a local disk it renames by rename(2). Both are held here until
+the driver has committed.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -16,35 +24,74 @@ from tests.support.spark.driver_process import driver_process
 from tests.support.store_proxy import store_proxy
 from tests.support.wait import wait_until
 
-_MODULE = "tests.faults.delta.s3_writer"
+_MODULE = "tests.faults.delta.spark_writer"
 _START = 300.0  # seconds; the first start downloads hadoop-aws
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where the table is, and how a commit of Spark is held there."""
+
+    path: str
+    spark: str  # endpoint and path for Spark
+    held: Callable[[], object]
+    resume: Callable[[], object]
+    options: dict[str, str] = field(default_factory=dict)
+
+
+@contextlib.contextmanager
+def in_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    with object_store() as store, store_proxy(store.url) as proxy:
+        proxy.delay = True
+        yield Place(
+            f"s3://{BUCKET}/fleet",
+            f"{proxy.url} s3a://{BUCKET}/fleet",
+            proxy.held.is_set,
+            proxy.resume.set,
+            store.storage_options,
+        )
+
+
+@contextlib.contextmanager
+def on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    library, gate = tmp_path / "delayed_rename.so", tmp_path / "gate"
+    source = Path(__file__).with_name("delayed_rename.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    monkeypatch.setenv("RENAME_GATE", str(gate))
+    path = tmp_path / "fleet"
+    yield Place(str(path), f"disk {path}", Path(f"{gate}.held").exists, gate.touch)
+
+
 @pytest.mark.faults
-def test_commit_that_spark_replaces_ends_query_of_driver(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", [in_s3, on_disk])
+def test_commit_that_spark_replaces_ends_query_of_driver(
+    place: Callable[..., contextlib.AbstractContextManager[Place]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     log = tmp_path / "spark.log"
-    with object_store() as store, store_proxy(store.url) as proxy, log.open("wb") as output:
-        options = store.storage_options
-        table = InProcessTable(f"s3://{BUCKET}/fleet", storage_options=options)
+    with place(tmp_path, monkeypatch) as at, log.open("wb") as output:
+        table = InProcessTable(at.path, storage_options=at.options or None)
+        options = at.options or None
         table.merge(put("a", 1), put("b", 2))
         version = DeltaTable(table.path, storage_options=options).version() + 1
-        proxy.delay = True
-        argument = f"{proxy.url} s3a://{BUCKET}/fleet c 3"
-        with driver_process(_MODULE, argument, output) as process:
+        with driver_process(_MODULE, f"{at.spark} c 3", output) as process:
 
             def alive() -> None:
                 assert process.poll() is None, log.read_text()
 
-            wait_until(proxy.held.is_set, "Spark's commit arrives", _START, alive=alive)
+            wait_until(at.held, "Spark's commit arrives", _START, alive=alive)
             table.merge(put("a", 4))
             own = rows_of(DeltaTable(table.path, version=version, storage_options=options))
             assert {row["key"]: row["revision"] for row in own} == {"a": 4, "b": 2}
-            proxy.resume.set()
+            at.resume()
             assert process.wait(_START) == 0, log.read_text()
         found = rows_of(DeltaTable(table.path, version=version, storage_options=options))
         replaced = {row["key"]: row["revision"] for row in found}
         assert replaced == {"a": 1, "b": 2, "c": 3}, "Spark's commit did not replace the driver's"
-        assert "Spark's commits can replace those of other writers" in log.read_text()
+        if at.options:
+            assert "Spark's commits can replace those of other writers" in log.read_text()
         with pytest.raises(TableError, match=f"has replaced its version {version}, and the rows"):
             table.merge(put("b", 5))
         # The way back: another query replays the entries.

@@ -1,6 +1,7 @@
-"""A process whose Spark merges one entry into a table in an object store, as Delta Lake commits.
+"""A process whose Spark merges one entry into a table, as Delta Lake commits.
 
-``python -m tests.faults.delta.s3_writer "ENDPOINT TABLE KEY REVISION"``
+``python -m tests.faults.delta.spark_writer "ENDPOINT TABLE KEY REVISION"``; the endpoint of an
+object store, or ``disk``.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ _HADOOP = {"4.2": "3.5.0"}
 
 def main() -> None:
     endpoint, table, key, revision = sys.argv[1].split()
-    hadoop = _HADOOP[".".join(pyspark.__version__.split(".")[:2])]
-    packages = f"{delta_artifact()},org.apache.hadoop:hadoop-aws:{hadoop}"
+    packages = delta_artifact()
+    if endpoint != "disk":
+        hadoop = _HADOOP[".".join(pyspark.__version__.split(".")[:2])]
+        packages += f",org.apache.hadoop:hadoop-aws:{hadoop}"
     settings = {
         "endpoint": endpoint,
         "endpoint.region": "us-east-1",
