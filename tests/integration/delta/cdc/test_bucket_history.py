@@ -30,9 +30,7 @@ from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.delta
 PAGE = (ROOT / "docs" / "delta.md").read_text()
-((TUESDAY, CHANGES),) = re.findall(
-    r"```sql\n(SELECT key, value FROM fleet_history[^;]*);\n\n([^;]*);\n```", PAGE
-)
+TUESDAY, CHANGES = re.findall(r'history\.execute\("""\n(.*?)"""\)', PAGE, re.DOTALL)
 
 
 def versions(table: Path) -> list[tuple[Any, ...]]:
@@ -53,10 +51,10 @@ def versions(table: Path) -> list[tuple[Any, ...]]:
 
 def as_of(table: Path, time: datetime) -> dict[str, bytes]:
     """Return the values at a time, by the query of the documentation."""
-    query = TUESDAY.replace("2026-11-24 12:00:00", time.strftime("%Y-%m-%d %H:%M:%S.%f"))
+    query = TUESDAY.replace("2026-11-24T12:00:00Z", time.strftime("%Y-%m-%dT%H:%M:%S.%fZ"))
     assert query != TUESDAY
-    rows = QueryBuilder().register("fleet_history", DeltaTable(table)).execute(query)
-    return {row["key"]: row["value"] for row in pa.table(rows).to_pylist()}
+    rows = QueryBuilder().register("fleet", DeltaTable(table)).execute(query)
+    return {row["key"]: row["value"].encode() for row in pa.table(rows).to_pylist()}
 
 
 @spark_in_faults
@@ -79,7 +77,7 @@ def test_history_has_versions_with_times_of_entries(
     assert as_of(table, removed.created) == {"b": b"b@2"}
     day, next_day = (f"{first.created.date() + timedelta(days)}" for days in (0, 1))
     query = CHANGES.replace("2026-11-24", day).replace("2026-11-25", next_day)
-    changed = QueryBuilder().register("fleet_history", DeltaTable(table)).execute(query)
+    changed = QueryBuilder().register("fleet", DeltaTable(table)).execute(query)
     assert len(pa.table(changed)) == 4
 
 

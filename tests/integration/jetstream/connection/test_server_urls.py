@@ -220,13 +220,13 @@ async def test_user_information_encoded(
             await connects(url.replace(f"{user_info}@", f"{user_info}x@"))
         assert (secret.strip() or user_info) not in str(caught.value)
         monkeypatch.setenv("NATS_URL", f"{dead},{url}")
-        assert await asyncio.to_thread(main, ["peek", "none"]) == 1
+        assert await asyncio.to_thread(main, ["peek", "none"]) == 2
         assert "bucket 'none' does not exist" in capsys.readouterr().err
         monkeypatch.delenv("NATS_URL")
         contexts = tmp_path / "nats" / "context"
         contexts.mkdir(parents=True)
         (contexts / "c.json").write_text(f'{{"url": "{url}"}}')
-        assert await asyncio.to_thread(main, ["peek", "none", "--context", "c"]) == 1
+        assert await asyncio.to_thread(main, ["peek", "none", "--context", "c"]) == 2
         assert "bucket 'none' does not exist" in capsys.readouterr().err
 
 
