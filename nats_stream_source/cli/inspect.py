@@ -235,9 +235,9 @@ def _source_json(source: Source, live: LiveState | None) -> dict[str, Any]:
 
 def _print_metrics(checkpoint: Checkpoint, live: LiveStates) -> None:
     # Imported here: the other reports do not require the extra.
+    from nats_stream_source.metrics.lag import Lag, record_lags
     from nats_stream_source.metrics.recorder import Recorder
     from nats_stream_source.metrics.table import PROBLEM
-    from nats_stream_source.spark.progress_metrics import Lag, record_lags
 
     recorder, query = Recorder(), checkpoint.query_id or str(checkpoint.path)
     lags: dict[str, dict[str, Lag]] = {}

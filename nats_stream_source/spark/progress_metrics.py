@@ -7,24 +7,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from nats_stream_source.metrics.counts import Counts
+from nats_stream_source.metrics.lag import Lag, record_lags
 from nats_stream_source.metrics.recorder import Recorder
-from nats_stream_source.metrics.table import (
-    AVG_BEHIND,
-    BYTES_BEHIND,
-    FAILURES,
-    INPUT_ROWS,
-    LAST_REPORT,
-    MAX_BEHIND,
-    MIN_BEHIND,
-    OFFSETS_BEHIND,
-    SECONDS_BEHIND,
-    STEP_SECONDS,
-    TOTAL_BYTES_BEHIND,
-)
+from nats_stream_source.metrics.table import FAILURES, INPUT_ROWS, LAST_REPORT, STEP_SECONDS
 from nats_stream_source.spark.reported_offsets import PlannerReport, lag, positions
 
 IsActive = Callable[[str, str], bool]
@@ -131,36 +119,6 @@ class ProgressMetrics:
         for stream in self._streams.get((query, number), set()) - ends.keys():
             record_lags(recorder, query, number, {stream: Lag()})
         self._streams[query, number] = set(ends)
-
-
-@dataclass(frozen=True, slots=True)
-class Lag:
-    """How far a source is behind the end of a stream; None where unknown."""
-
-    rows: int | None = None
-    seconds: float | None = None
-    nbytes: int | None = None
-
-
-def record_lags(recorder: Recorder, query: str, source: str, lags: Mapping[str, Lag]) -> None:
-    """Record the lag of a source, by stream and of all its streams."""
-    for stream, behind in lags.items():
-        for metric, value in (
-            (OFFSETS_BEHIND, behind.rows),
-            (SECONDS_BEHIND, behind.seconds),
-            (BYTES_BEHIND, behind.nbytes),
-        ):
-            if value is None:
-                recorder.remove(metric, query, source, stream)
-            else:
-                recorder.set(metric, value, query, source, stream)
-    rows = [one.rows for one in lags.values() if one.rows is not None]
-    if rows:
-        recorder.set(MIN_BEHIND, min(rows), query, source)
-        recorder.set(MAX_BEHIND, max(rows), query, source)
-        recorder.set(AVG_BEHIND, sum(rows) / len(rows), query, source)
-        total = sum(one.nbytes or 0 for one in lags.values())
-        recorder.set(TOTAL_BYTES_BEHIND, total, query, source)
 
 
 _lock = threading.Lock()

@@ -11,12 +11,8 @@ from nats_stream_source.delta.merge_metrics import merge_metrics
 from nats_stream_source.delta.merge_result import MergeResult
 from nats_stream_source.metrics.counts import take
 from nats_stream_source.metrics.exporters import Exporters, served_address
-from nats_stream_source.metrics.table import (
-    FAILURES,
-    INPUT_ROWS,
-    LAST_REPORT,
-)
-from nats_stream_source.spark.progress_metrics import Lag, record_lags
+from nats_stream_source.metrics.lag import Lag, record_lags
+from nats_stream_source.metrics.table import FAILURES, INPUT_ROWS, LAST_REPORT
 
 if TYPE_CHECKING:
     from nats_stream_source.delta.follower.follower import Follower

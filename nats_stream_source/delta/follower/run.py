@@ -55,9 +55,9 @@ from nats_stream_source.rows.data_loss_report import report_aged_out
 from nats_stream_source.rows.endless import EndlessRead
 from nats_stream_source.rows.kv import KvFormat
 from nats_stream_source.rows.offsets import Position
+from nats_stream_source.rows.sequence_gaps import SequenceGapTracker
 from nats_stream_source.rows.start_position import resolve_start
 from nats_stream_source.rows.stream_view import StreamView
-from nats_stream_source.spark.reading.loss import SequenceGapTracker
 
 _T = TypeVar("_T")
 

@@ -2,7 +2,7 @@
 
 It reads each planned range with an ordered reader, which verifies that the stream is still the
 planned one, and yields record batches. After the last message it verifies that no message is
-missing (``spark.reading.loss``).
+missing (``rows.sequence_gaps``).
 
 A task of a query of several streams has many small splits. Their rows are yielded one split after
 the other, and meanwhile the next ones begin, up to the first batch of each: the requests of several
@@ -25,12 +25,9 @@ from nats_stream_source.metrics.counts import count
 from nats_stream_source.metrics.table import INPUT_BYTES
 from nats_stream_source.rows.base import FormatAdapter
 from nats_stream_source.rows.data_loss_report import report_aged_out, report_data_loss
+from nats_stream_source.rows.sequence_gaps import SequenceGapTracker
 from nats_stream_source.rows.splits import Split
-from nats_stream_source.spark.reading.loss import (
-    SequenceGapTracker,
-    range_frames,
-    verify_left_out,
-)
+from nats_stream_source.spark.reading.loss import range_frames, verify_left_out
 from nats_stream_source.spark.runner import cached_runner
 from nats_stream_source.wire.consumer.deliveries import Deliveries
 
