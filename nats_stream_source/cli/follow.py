@@ -167,7 +167,7 @@ async def _follow(follower: Follower, metrics: FollowerMetrics | None, *, once: 
         reporting.cancel()
         await asyncio.gather(reporting, return_exceptions=True)
         if metrics is not None:
-            metrics.end(follower, failed=failed)
+            metrics.end(failed=failed)
     line.end()
 
 

@@ -183,9 +183,7 @@ class DeltaLog:
         for path in parts:
             try:
                 content = self._objects.get(path)
-                tables.append(
-                    pq.read_table(pa.BufferReader(content), columns=["add", "remove", "txn"])
-                )
+                tables.append(pq.read_table(pa.BufferReader(content), columns=_CHECKPOINT_COLUMNS))
             except FileNotFoundError as error:
                 raise DamagedLogError(f"{path} is missing") from error
             except pa.ArrowInvalid as error:

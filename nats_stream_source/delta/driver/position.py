@@ -70,7 +70,7 @@ class PositionLog:
         known: whether the log has a position, valid or void.
         next: the position that the next commit of rows takes; None if it takes none.
         required: whether the next change makes a commit if only the position changes.
-        reads_initial_values: whether the follower has no position yet.
+        reads_initial_values: whether the follower still reads them, and commits no position.
     """
 
     def __init__(self, stream: str, query: str) -> None:

@@ -16,10 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from nats_stream_source.connection.connection import Connection
-from nats_stream_source.delta.driver.position import (
-    PositionLog,
-    PositionVoidError,
-)
+from nats_stream_source.delta.driver.position import PositionLog, PositionVoidError
 from nats_stream_source.delta.follower.pace import FollowProgress
 from nats_stream_source.delta.follower.run import Run
 from nats_stream_source.delta.follower.table import FollowedTable
@@ -31,9 +28,7 @@ from nats_stream_source.delta.upkeep import COMMIT_INTERVAL, DEFAULT_UPKEEP, Upk
 from nats_stream_source.errors import ConfigurationError, OptionError, TableConflictError
 from nats_stream_source.jetstream.retry import Outage
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
-from nats_stream_source.jetstream.stream_identity import (
-    StreamChangedError,
-)
+from nats_stream_source.jetstream.stream_identity import StreamChangedError
 from nats_stream_source.jetstream.subjects import stream_of
 from nats_stream_source.logs import field_logger
 from nats_stream_source.options import KvOptions, Mode, kv_options
@@ -108,9 +103,8 @@ class Follower:
         assert self._options.bucket is not None
         self.bucket = self._options.bucket
         self.stream = stream_of(self.bucket)
-        position = PositionLog(self.stream, _digest(self._options, history=history))
-        self._table = FollowedTable(self.location, rules, columns, position, upkeep)
-        self._position = position
+        self._position = PositionLog(self.stream, _digest(self._options, history=history))
+        self._table = FollowedTable(self.location, rules, columns, self._position, upkeep)
         if not 0 <= commit_interval <= _LONGEST_INTERVAL:
             raise ConfigurationError(
                 f"invalid argument: commit_interval is {commit_interval!r}, expected seconds from "

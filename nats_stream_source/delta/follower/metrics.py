@@ -55,7 +55,7 @@ class FollowerMetrics:
         with self._recorder.guarded():
             merge_metrics(self._recorder, self._follower.location.name, result)(self._label)
 
-    def end(self, follower: Follower, *, failed: bool) -> None:
+    def end(self, *, failed: bool) -> None:
         """The follower has ended."""
         with self._recorder.guarded():
             self._pull()

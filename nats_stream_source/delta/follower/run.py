@@ -24,15 +24,13 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import pyarrow as pa
 
 from nats_stream_source.aio.tasks import cancel_and_wait, run_to_completion, wait_cancellable
-from nats_stream_source.delta.driver.position import (
-    PositionLog,
-    StreamPosition,
-)
+from nats_stream_source.delta.driver.position import PositionLog, StreamPosition
 from nats_stream_source.delta.follower.buffer import Buffer
 from nats_stream_source.delta.follower.pace import FollowProgress, Pace
 from nats_stream_source.delta.follower.table import FollowedTable
@@ -122,7 +120,6 @@ class Run:
         self._check = DataLossCheck(self._adapter, connection, time.monotonic)
         self._gaps: SequenceGapTracker | None = None
         self._seen: list[pa.Array] | None = None  # keys of the initial values, if rows may be gone
-        self._complete = True  # the initial values, and the deletes that follow from them
         self._committed = time.monotonic()  # the last position
         self._merged_through = 0  # a query of Spark has merged entries up to this sequence
         self._done = 0  # the table has the entries up to this sequence
@@ -237,15 +234,12 @@ class Run:
             if not resumed.epoch or compare(read, info) is not Identity.RECREATED:
                 self._report_ignored_start(resumed)
                 return info, resumed
-        policy = self._options.start_position.policy
-        chosen = policy not in (DeliverPolicy.ALL, DeliverPolicy.LAST_PER_SUBJECT)
-        if chosen and stored is None and self._stored.known:
+        if self._starts_later and stored is None and self._stored.known:
             raise ConfigurationError(
                 f"could not follow into table {self._table.name!r}: its position is void, by a "
                 f"RESTORE or an expired log, and option {self._adapter.start_option!r} would leave "
                 f"out entries; remove the option, or follow into a new table"
             )
-        self._complete = False
         self._stored.reads_initial_values = True
         if self._table.keys:
             self._seen = []
@@ -270,9 +264,19 @@ class Run:
             initial_through=max(origin, info.last_seq),
         )
 
-    def _report_ignored_start(self, resumed: Position) -> None:
+    @property
+    def _complete(self) -> bool:
+        """Whether the table has the initial values, and lacks the rows that they do not have."""
+        return not self._stored.reads_initial_values
+
+    @property
+    def _starts_later(self) -> bool:
+        """Whether an option leaves out entries that the bucket has at the first start."""
         policy = self._options.start_position.policy
-        if policy not in (DeliverPolicy.ALL, DeliverPolicy.LAST_PER_SUBJECT):
+        return policy not in (DeliverPolicy.ALL, DeliverPolicy.LAST_PER_SUBJECT)
+
+    def _report_ignored_start(self, resumed: Position) -> None:
+        if self._starts_later:
             _log.warning(
                 "start option ignored: the follower continues after its position",
                 option=self._adapter.start_option,
@@ -364,8 +368,7 @@ class Run:
                 seen = self._seen
                 await self._retry(lambda: self._delete_unseen(seen))
                 batches = []
-            self._complete, self._seen = True, None
-            self._stored.reads_initial_values = False
+            self._stored.reads_initial_values, self._seen = False, None
             await self._merge(batches, await self._position(), required=True)
         elif batches or (self._complete and self._position_is_due(sequence)):
             position = await self._position() if self._complete else None
@@ -394,15 +397,11 @@ class Run:
         required: bool = False,
     ) -> None:
         stored = self._stored.stored
-        result = await self._in_thread(self._merge_now, batches, position, required)
+        merge = partial(self._table.merge, required=required)
+        result = await self._in_thread(merge, batches, position)
         if self._stored.stored != stored:
             self._committed = time.monotonic()
         self._count(result, sum(batch.num_rows for batch in batches))
-
-    def _merge_now(
-        self, batches: list[pa.RecordBatch], position: StreamPosition | None, required: bool
-    ) -> MergeResult:
-        return self._table.merge(batches, position, required=required)
 
     async def _delete_unseen(self, seen: list[pa.Array]) -> None:
         filters = self._scope.filters if self._options.keys else ()
@@ -434,9 +433,7 @@ class Run:
     def _is_ahead(self, sequence: int) -> bool:
         """Whether a sequence is beyond the stored position."""
         stored = self._stored.stored
-        if stored is None:
-            return True
-        return (stored.created, stored.sequence) < (self._created, sequence)
+        return stored is None or stored.order < (self._created, sequence)
 
     def _position_is_due(self, sequence: int) -> bool:
         """Whether a position is committed without a row."""

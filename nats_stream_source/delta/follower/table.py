@@ -19,6 +19,7 @@ from nats_stream_source.delta.compare_with_bucket import compare_with_bucket
 from nats_stream_source.delta.conflicts import retry_conflicts
 from nats_stream_source.delta.driver.engine import DriverEngine, opened_table
 from nats_stream_source.delta.driver.position import PositionLog, StreamPosition
+from nats_stream_source.delta.driver.snapshot import Snapshot
 from nats_stream_source.delta.driver.table import DriverTable
 from nats_stream_source.delta.limits import IndexLimit
 from nats_stream_source.delta.location import TableLocation
@@ -86,10 +87,7 @@ class FollowedTable:
         self._position.restart()
         # An empty merge verifies the layout, and creates the table.
         self._merge(EventBatch(self._shape, EventTable(self._columns.empty_table())))
-        self._table().read(lambda _: None)
-        snapshot = self._opened.snapshot
-        assert snapshot is not None  # it was read
-        self._position.read(snapshot)
+        self._position.read(self._snapshot())
         self.count_keys()
         return self._position.stored
 
@@ -102,9 +100,7 @@ class FollowedTable:
 
         def verify() -> None:
             self._table().read(lambda _: None)
-            snapshot = self._opened.snapshot
-            assert snapshot is not None  # it was read
-            self._position.actions(snapshot, changed=False)
+            self._position.actions(self._snapshot(), changed=False)
 
         self._changed(verify)
 
@@ -183,6 +179,11 @@ class FollowedTable:
         table = self._engine.find()
         assert table is not None  # it is open
         return table
+
+    def _snapshot(self) -> Snapshot:
+        snapshot = self._opened.snapshot
+        assert snapshot is not None  # it was read
+        return snapshot
 
     def count_keys(self) -> None:
         """Set ``keys``."""
