@@ -1,7 +1,7 @@
 """The command `follow` as a process, the log of its table, and a client that writes to its bucket.
 
 The client puts, deletes and purges keys, and writes some with a TTL, after which the server writes
-a marker (:data:`MARKERS`). :meth:`MixedWriter.events` are all of these, the server's markers too.
+a marker (:data:`MARKERS`). :attr:`MixedWriter.written` has all of these, the server's markers too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from deltalake import DeltaTable
 from nats.aio.client import Client
@@ -34,11 +34,19 @@ from tests.support.writer_thread import WriterThread
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-MARKERS = {"allow_msg_ttl": True, "subject_delete_marker_ttl": 15 * 10**9}
+MARKERS: dict[str, Any] = {"allow_msg_ttl": True, "subject_delete_marker_ttl": 15 * 10**9}
 """The configuration of a bucket whose keys with a TTL leave a marker.
 
 With more than one revision of a key, the server makes no TTL shorter than that of the markers.
 """
+
+QUERY = Query({"bucket": "b"})
+TABLES = {
+    "removed": ((), QUERY),
+    "marked": (("--deletes", "mark"), Query({"bucket": "b"}, {"deletes": "mark"})),
+    "history": (("--history",), Query({"bucket": "b"}, {"stored_as_scd_type": 2})),
+}
+"""The kinds of tables of the bucket ``b``: words of the command, and what the table has."""
 
 DEADLINE = 60.0  # seconds
 _PAUSE = 0.02  # seconds between two groups of writes
@@ -84,6 +92,14 @@ class FollowProcess:
             return version(table) >= 0 and writer.differences(query, table) == []
 
         self.wait(equal, "equal rows", lambda: (writer.differences(query, table), self.errors))
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Pause the process, so that it sees only what is there afterwards."""
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitpid(self.process.pid, os.WUNTRACED)
+        yield
+        self.process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """End the process at once."""
@@ -292,13 +308,29 @@ class MixedWriter(WriterThread):
         return found
 
     def differences(self, query: Query, table: Path | DeltaTable) -> list[Row]:
-        """The rows that a table lacks, or has beside what was written.
+        """The rows that a table lacks, or has beside what was written; the query can read a mirror.
 
         A value that was purged or has expired before a follower read it has no row in a history.
         """
-        expected = set(query.expected({self.bucket: self.written}))
+        expected = set(query.expected({query.options["bucket"]: self.written}))
         stored = query.stored(table)
         assert len(set(stored)) == len(stored)
         gone = ("ttl.", "purged.") if query.has_history else ()
         missing = {row for row in expected.difference(stored) if not row[1].startswith(gone)}
         return sorted(missing | set(stored).difference(expected))
+
+
+def written_bucket(
+    url: str,
+    number: int,
+    query: Query = QUERY,
+    *,
+    rng: random.Random | None = None,
+    expiring: bool = False,
+) -> MixedWriter:
+    """Create the bucket ``b``, with revisions for a history, and write entries; their writer."""
+    config = MARKERS if expiring else {}
+    buckets.create_bucket(url, "b", 64 if query.has_history else 1, **config)
+    writer = MixedWriter(url, "b", rng or random.Random(1), expiring=expiring)
+    writer.write(number)
+    return writer

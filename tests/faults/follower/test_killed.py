@@ -14,15 +14,14 @@ from pathlib import Path
 import pytest
 
 from nats_stream_source.embedded import NatsServer
-from tests.support.followed import Query
 from tests.support.follower import (
-    MARKERS,
-    MixedWriter,
+    TABLES,
     follow_once,
     following,
     positions,
     unnamed_files,
     version,
+    written_bucket,
 )
 from tests.support.nats import buckets
 
@@ -31,20 +30,12 @@ pytestmark = pytest.mark.faults
 KILLS = int(os.environ.get("FOLLOW_KILLS", "6"))
 SEED = int(os.environ.get("FOLLOW_SEED", "1"))
 
-TABLES = {
-    "removed": ((), Query({"bucket": "b"})),
-    "marked": (("--deletes", "mark"), Query({"bucket": "b"}, {"deletes": "mark"})),
-    "history": (("--history",), Query({"bucket": "b"}, {"stored_as_scd_type": 2})),
-}
-
 
 @pytest.mark.parametrize("kind", TABLES)
 def test_killed_follower_loses_nothing(nats_server: NatsServer, tmp_path: Path, kind: str) -> None:
     words, query = TABLES[kind]
     url, table, rng = nats_server.url, tmp_path / "table", random.Random(f"{SEED} {kind}")
-    buckets.create_bucket(url, "b", 64 if query.has_history else 1, **MARKERS)
-    writer = MixedWriter(url, "b", rng, expiring=True)
-    writer.write(20)
+    writer = written_bucket(url, 20, query, rng=rng, expiring=True)
     follow_once(url, "b", table, *words)
     with writer:
         in_commits = early = 0

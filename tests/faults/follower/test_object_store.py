@@ -10,9 +10,13 @@ import pytest
 from deltalake import DeltaTable
 
 from nats_stream_source.embedded import NatsServer
-from tests.support.followed import Query
-from tests.support.follower import FollowProcess, MixedWriter, follow_once, following
-from tests.support.nats import buckets
+from tests.support.follower import (
+    QUERY,
+    FollowProcess,
+    follow_once,
+    following,
+    written_bucket,
+)
 from tests.support.object_store import BUCKET, ObjectStore, object_store
 from tests.support.store_proxy import store_proxy
 from tests.support.wait import wait_until
@@ -20,7 +24,6 @@ from tests.support.wait import wait_until
 pytestmark = pytest.mark.faults
 
 KILLS = 5
-QUERY = Query({"bucket": "b"})
 TABLE = f"s3://{BUCKET}/table"
 
 
@@ -46,9 +49,7 @@ def wait_for_version(follower: FollowProcess, store: ObjectStore, least: int) ->
 def test_killed_follower_of_table_in_s3(nats_server: NatsServer, store: ObjectStore) -> None:
     url, rng = nats_server.url, random.Random(1)
     options = words(store.storage_options, "--commit-interval", "0")
-    buckets.create_bucket(url, "b")
-    writer = MixedWriter(url, "b", rng)
-    writer.write(20)
+    writer = written_bucket(url, 20, rng=rng)
     follow_once(url, "b", TABLE, *options)
     with writer:
         for _ in range(KILLS):
@@ -65,9 +66,7 @@ def test_killed_follower_of_table_in_s3(nats_server: NatsServer, store: ObjectSt
 def test_two_followers_of_table_in_s3(nats_server: NatsServer, store: ObjectStore) -> None:
     url = nats_server.url
     options = words(store.storage_options, "--commit-interval", "0")
-    buckets.create_bucket(url, "b")
-    writer = MixedWriter(url, "b", random.Random(1))
-    writer.write(20)
+    writer = written_bucket(url, 20)
     follow_once(url, "b", TABLE, *options)
     first = opened(store).version()
     with (
@@ -86,9 +85,7 @@ def test_two_followers_of_table_in_s3(nats_server: NatsServer, store: ObjectStor
 
 def test_signal_in_commit(nats_server: NatsServer, store: ObjectStore) -> None:
     url = nats_server.url
-    buckets.create_bucket(url, "b")
-    writer = MixedWriter(url, "b", random.Random(1))
-    writer.write(20)
+    writer = written_bucket(url, 20)
     with store_proxy(store.url) as proxy:
         options = words({**store.storage_options, "AWS_ENDPOINT_URL": proxy.url})
         follow_once(url, "b", TABLE, *options)
@@ -108,9 +105,7 @@ def test_signal_in_commit(nats_server: NatsServer, store: ObjectStore) -> None:
 def test_lost_responses_of_commits(nats_server: NatsServer, store: ObjectStore) -> None:
     """The store has a commit whose response is lost: it is not another writer's."""
     url = nats_server.url
-    buckets.create_bucket(url, "b")
-    writer = MixedWriter(url, "b", random.Random(1))
-    writer.write(20)
+    writer = written_bucket(url, 20)
     with store_proxy(store.url) as proxy:
         options = words({**store.storage_options, "AWS_ENDPOINT_URL": proxy.url})
         follow_once(url, "b", TABLE, *options)

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import random
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from nats_stream_source.embedded import NatsServer
-from tests.support.followed import Query
 from tests.support.follower import (
-    FollowProcess,
-    MixedWriter,
+    QUERY,
+    TABLES,
     follow_once,
     following,
     positions,
     version,
+    written_bucket,
 )
 from tests.support.nats import buckets
 from tests.support.nats.backup import back_up, restore_changes_created
@@ -28,29 +24,16 @@ from tests.support.recorded_stream import keep_store
 
 pytestmark = pytest.mark.faults
 
-QUERY = Query({"bucket": "b"})
-HISTORY = Query({"bucket": "b"}, {"stored_as_scd_type": 2})
 ACCEPT = ("--option", "failOnDataLoss=false")
 
 
-@contextmanager
-def paused(follower: FollowProcess) -> Iterator[None]:
-    """Pause the process, so that it sees only what is there afterwards."""
-    follower.process.send_signal(signal.SIGSTOP)
-    os.waitpid(follower.process.pid, os.WUNTRACED)
-    yield
-    follower.process.send_signal(signal.SIGCONT)
-
-
-@pytest.mark.parametrize("query", [QUERY, HISTORY], ids=["current values", "history"])
+@pytest.mark.parametrize("kind", ["removed", "history"])
 def test_server_killed_and_started_again(
-    nats_server: NatsServer, tmp_path: Path, query: Query
+    nats_server: NatsServer, tmp_path: Path, kind: str
 ) -> None:
-    words = ["--history"] if query.has_history else []
+    words, query = TABLES[kind]
     url = nats_server.url
-    buckets.create_bucket(url, "b", 64 if query.has_history else 1)
-    writer = MixedWriter(url, "b", random.Random(1))
-    writer.write(20)
+    writer = written_bucket(url, 20, query)
     with following(url, "b", tmp_path / "table", "--commit-interval", "0", *words) as follower:
         follower.wait_for_rows(writer, query)
         for _ in range(3):
@@ -70,9 +53,7 @@ def test_server_away_for_longer_than_outage_timeout(
     nats_server: NatsServer, tmp_path: Path
 ) -> None:
     url, table = nats_server.url, tmp_path / "table"
-    buckets.create_bucket(url, "b")
-    writer = MixedWriter(url, "b", random.Random(1))
-    writer.write(20)
+    writer = written_bucket(url, 20)
     with following(url, "b", table, "--option", "outageTimeout=1") as follower:
         follower.wait_for_rows(writer, QUERY)
         nats_server.kill()
@@ -88,9 +69,7 @@ def test_server_away_for_longer_than_outage_timeout(
 @pytest.mark.parametrize("other", [False, True], ids=["all keys", "after other keys"])
 def test_signal_while_server_is_away(nats_server: NatsServer, tmp_path: Path, other: bool) -> None:
     url, table = nats_server.url, tmp_path / "table"
-    buckets.create_bucket(url, "b")
-    writer = MixedWriter(url, "b", random.Random(1))
-    writer.write(20)
+    writer = written_bucket(url, 20)
     words = ("--option", "keys=*.*") if other else ()
     with following(url, "b", table, *words) as follower:
         follower.wait_for_rows(writer, QUERY)
@@ -115,9 +94,8 @@ def test_bucket_restored_with_all_entries(
     nats_server: NatsServer, tmp_path: Path, runs: bool
 ) -> None:
     url, table = nats_server.url, tmp_path / "table"
-    created = buckets.create_bucket(url, "b")["created"]
-    writer = MixedWriter(url, "b", random.Random(1))
-    writer.write(200)
+    writer = written_bucket(url, 200)
+    created = buckets.bucket_info(url, "b")["created"]
     restore = back_up(url, "KV_b")
     with following(url, "b", table) as follower:
         follower.wait_for_rows(writer, QUERY)
@@ -125,7 +103,7 @@ def test_bucket_restored_with_all_entries(
             assert follower.end() == 0, follower.errors
             restore()
         else:
-            with paused(follower):
+            with follower.paused():
                 restore()
             writer.write(100)
             follower.wait_for_rows(writer, QUERY)
@@ -167,7 +145,7 @@ def test_lost_entries_end_command_until_accepted(
     with following(url, "b", table) as follower:
         follower.wait(lambda: len(stored(table)) == 150, "all rows")
         if runs:
-            with paused(follower):
+            with follower.paused():
                 lose()
                 buckets.put_many(url, "b", [(f"new.{n}", b"y") for n in range(10)])
             assert follower.process.wait(60) == 3
@@ -199,7 +177,7 @@ def test_lost_entries_accepted_while_command_runs(
     buckets.put_many(url, "b", [(f"lost.{n}", b"x") for n in range(50)])
     with following(url, "b", table, *ACCEPT) as follower:
         follower.wait(lambda: len(stored(table)) == 150, "all rows")
-        with paused(follower):
+        with follower.paused():
             lose()
             buckets.put_many(url, "b", [(f"new.{n}", b"y") for n in range(10)])
         kept = set() if loss == "re-created" else {f"old.{n}" for n in range(100)}

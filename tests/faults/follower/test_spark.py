@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from nats_stream_source.embedded import NatsServer
-from tests.support.followed import Query
-from tests.support.follower import MixedWriter, follow_once, following, version
-from tests.support.nats import buckets
+from tests.support.follower import QUERY, follow_once, following, version, written_bucket
 
 pytestmark = [pytest.mark.faults, pytest.mark.delta]
-
-QUERY = Query({"bucket": "b"})
 
 
 def test_spark_optimizes_deletes_and_restores(
@@ -23,9 +18,7 @@ def test_spark_optimizes_deletes_and_restores(
 ) -> None:
     url, table = nats_server.url, tmp_path / "table"
     sql_table = f"delta.`{table}`"
-    buckets.create_bucket(url, "b")
-    writer = MixedWriter(url, "b", random.Random(1))
-    writer.write(200)
+    writer = written_bucket(url, 200)
     with following(url, "b", table) as follower:
         follower.wait_for_rows(writer, QUERY)
         for _ in range(3):  # several files

@@ -9,29 +9,25 @@ from pathlib import Path
 import pytest
 
 from nats_stream_source.embedded import NatsServer
-from tests.support.followed import Query
 from tests.support.follower import (
-    MixedWriter,
+    QUERY,
     follow_once,
     following,
     operation,
     positions,
     unnamed_files,
     version,
+    written_bucket,
 )
-from tests.support.nats import buckets
 
 pytestmark = pytest.mark.faults
 
 STOPS = 8
-QUERY = Query({"bucket": "b"})
 
 
 def test_follower_stopped_at_random_points(nats_server: NatsServer, tmp_path: Path) -> None:
     url, table, rng = nats_server.url, tmp_path / "table", random.Random(1)
-    buckets.create_bucket(url, "b")
-    writer = MixedWriter(url, "b", rng)
-    writer.write(20)
+    writer = written_bucket(url, 20, rng=rng)
     follow_once(url, "b", table)
     with writer:
         for _ in range(STOPS):

@@ -2,44 +2,30 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
 
 from nats_stream_source.embedded import NatsServer
-from tests.support.followed import Query
 from tests.support.follower import (
-    MixedWriter,
+    TABLES,
     follow_once,
     following,
     positions,
     version,
+    written_bucket,
 )
 from tests.support.nats import buckets
 
 pytestmark = pytest.mark.faults
-
-TABLES = {
-    "removed": ((), Query({"bucket": "b"})),
-    "marked": (("--deletes", "mark"), Query({"bucket": "b"}, {"deletes": "mark"})),
-    "history": (("--history",), Query({"bucket": "b"}, {"stored_as_scd_type": 2})),
-}
-
-
-def with_bucket(server: NatsServer, query: Query) -> MixedWriter:
-    buckets.create_bucket(server.url, "b", 64 if query.has_history else 1)
-    writer = MixedWriter(server.url, "b", random.Random(1))
-    writer.write(100)
-    return writer
 
 
 @pytest.mark.parametrize("kind", TABLES)
 def test_two_followers_of_one_table(nats_server: NatsServer, tmp_path: Path, kind: str) -> None:
     words, query = TABLES[kind]
     url, table = nats_server.url, tmp_path / "table"
-    writer = with_bucket(nats_server, query)
+    writer = written_bucket(url, 100, query)
     follow_once(url, "b", table, *words)
     before = version(table)
     words = ("--commit-interval", "0", *words)
@@ -63,7 +49,7 @@ def test_table_restored_while_it_is_followed(
 ) -> None:
     words, query = TABLES[kind]
     url, table = nats_server.url, tmp_path / "table"
-    writer = with_bucket(nats_server, query)
+    writer = written_bucket(url, 100, query)
     with following(url, "b", table, *words) as follower:
         follower.wait_for_rows(writer, query)
         for _ in range(2):
@@ -86,7 +72,7 @@ def test_table_restored_between_two_runs(
 ) -> None:
     words, query = TABLES[kind]
     url, table = nats_server.url, tmp_path / "table"
-    writer = with_bucket(nats_server, query)
+    writer = written_bucket(url, 100, query)
     follow_once(url, "b", table, *words)
     before = version(table)
     writer.write(100)

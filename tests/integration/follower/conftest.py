@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nats_stream_source.delta import Follower, FollowProgress
+from nats_stream_source.delta.follower.table import FollowedTable
 from nats_stream_source.embedded import NatsServer
 from tests.support.nats import buckets
 from tests.support.wait import wait_until_async
@@ -74,6 +75,24 @@ async def reaches(
         return follower.progress.revision >= revision
 
     await wait_until_async(has, f"the table has revision {revision}")
+
+
+@contextlib.contextmanager
+def before_next(
+    monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], None]
+) -> Iterator[None]:
+    """Act before the next call of a method of the followed table; fail without such a call."""
+    method = getattr(FollowedTable, name)
+
+    def acted(table: FollowedTable, *given: Any, **named: Any) -> Any:
+        patch.undo()
+        act()
+        return method(table, *given, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FollowedTable, name, acted)
+        yield
+        assert getattr(FollowedTable, name) is method
 
 
 @pytest.fixture

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-from deltalake import DeltaTable, QueryBuilder
+from deltalake import DeltaTable
+
+from tests.support.delta import rows_of
 
 
 def rows(
@@ -15,9 +16,7 @@ def rows(
 ) -> list[dict[str, Any]]:
     """All rows, by key and revision."""
     opened = DeltaTable(str(table), storage_options=dict(storage_options or {}) or None)
-    query = QueryBuilder().register("t", opened).execute("SELECT * FROM t ORDER BY key, revision")
-    found: list[dict[str, Any]] = pa.table(query).to_pylist()
-    return found
+    return sorted(rows_of(opened), key=lambda row: (row["key"], row["revision"]))
 
 
 def values(table: Path | str) -> dict[str, bytes]:

@@ -14,8 +14,6 @@ import pytest
 from deltalake import DeltaTable
 
 from nats_stream_source.delta.follower import follower, run
-from nats_stream_source.delta.follower.table import FollowedTable
-from nats_stream_source.delta.merge_result import MergeResult
 from nats_stream_source.errors import (
     BucketNotFoundError,
     ConfigurationError,
@@ -23,8 +21,9 @@ from nats_stream_source.errors import (
     OptionError,
     UnsupportedStreamError,
 )
-from tests.integration.follower.conftest import Followed, reaches
+from tests.integration.follower.conftest import Followed, before_next, reaches
 from tests.integration.follower.table import rows, values
+from tests.support.follower import positions, version
 from tests.support.nats import buckets
 from tests.support.nats.backup import back_up
 from tests.support.wait import wait_until_async
@@ -38,12 +37,8 @@ def log(table: Path) -> list[list[dict[str, Any]]]:
 
 def sequences(table: Path) -> list[int | None]:
     """The sequence of the position in each entry of the log; None without one."""
-    found = []
-    for actions in log(table):
-        positions = [a["txn"] for a in actions if "txn" in a]
-        at = [one["version"] for one in positions if one["appId"].endswith("/sequence")]
-        found.append(at[0] if at else None)
-    return found
+    at = {one.version: one.sequence for one in positions(table)}
+    return [at.get(number) for number in range(version(table) + 1)]
 
 
 # -- what the table has -------------------------------------------------------------------------
@@ -187,9 +182,9 @@ async def test_compaction_has_no_position(followed: Followed) -> None:
             await reaches(follower, last)
     names = [actions[0]["commitInfo"]["operation"] for actions in log(followed.table)]
     assert "OPTIMIZE" in names
-    positions = sequences(followed.table)
-    assert positions[names.index("OPTIMIZE")] is None
-    assert positions[-1] == 110
+    found = sequences(followed.table)
+    assert found[names.index("OPTIMIZE")] is None
+    assert found[-1] == 110
 
 
 async def test_restart_after_checkpoint_continues(followed: Followed) -> None:
@@ -208,11 +203,11 @@ async def test_start_without_position_removes_rows_that_bucket_lacks(
     followed.create(5)
     followed.put("a=1", "b=1", "c=1")
     await followed.once(**arguments)
-    version = DeltaTable(followed.table).version()
+    before = version(followed.table)
     followed.put("a=2")
     # As if the position had been lost: RESTORE makes it void.
     await followed.once(**arguments)
-    DeltaTable(followed.table).restore(version)
+    DeltaTable(followed.table).restore(before)
     buckets.api(followed.url, "STREAM.PURGE.KV_fleet", {"filter": "$KV.fleet.b"})
     progress = await followed.once(**arguments)
     found = rows(followed.table)
@@ -272,18 +267,14 @@ async def test_deleted_key_stays_deleted_beside_follower_that_is_behind(
 ) -> None:
     followed.create()
     await followed.once()
-    merge = FollowedTable.merge
+    followed.put("k=1")
 
-    def overtaken(table: FollowedTable, *given: Any, **named: Any) -> MergeResult:
-        monkeypatch.undo()
+    def delete_and_follow() -> None:
         followed.delete("k")
         assert asyncio.run(followed.once()).rows == 1
-        return merge(table, *given, **named)
 
-    followed.put("k=1")
-    monkeypatch.setattr(FollowedTable, "merge", overtaken)
-    await followed.once()
-    assert FollowedTable.merge is merge
+    with before_next(monkeypatch, "merge", delete_and_follow):
+        await followed.once()
     assert values(followed.table) == {}
 
 
@@ -292,16 +283,13 @@ async def test_follower_without_position_takes_that_of_another_one(
 ) -> None:
     followed.create()
     followed.put("k=1")
-    merge = FollowedTable.merge
 
-    def overtaken(table: FollowedTable, *given: Any, **named: Any) -> MergeResult:
-        monkeypatch.undo()
+    def delete_and_follow() -> None:
         followed.delete("k")
         asyncio.run(followed.once())
-        return merge(table, *given, **named)
 
-    monkeypatch.setattr(FollowedTable, "merge", overtaken)
-    await followed.once()
+    with before_next(monkeypatch, "merge", delete_and_follow):
+        await followed.once()
     assert values(followed.table) == {}
 
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 from nats_stream_source.embedded import NatsServer
-from tests.support.followed import Query
-from tests.support.follower import MixedWriter, follow_once, following, positions
-from tests.support.nats import buckets
+from tests.support.follower import QUERY, follow_once, following, positions, written_bucket
 
 
 def test_killed_follower_loses_nothing(nats_server: NatsServer, tmp_path: Path) -> None:
-    url, table, query = nats_server.url, tmp_path / "table", Query({"bucket": "b"})
-    buckets.create_bucket(url, "b")
-    writer = MixedWriter(url, "b", random.Random(1))
-    writer.write(20)
+    url, table = nats_server.url, tmp_path / "table"
+    writer = written_bucket(url, 20)
     with writer:
         for _ in range(2):
             with following(url, "b", table, "--commit-interval", "0") as follower:
@@ -24,5 +19,5 @@ def test_killed_follower_loses_nothing(nats_server: NatsServer, tmp_path: Path) 
         writer.stop()
     assert positions(table)[-1].sequence < writer.written[-1].seq
     follow_once(url, "b", table)
-    assert writer.differences(query, table) == []
+    assert writer.differences(QUERY, table) == []
     assert positions(table)[-1].sequence == writer.written[-1].seq

@@ -6,9 +6,7 @@ import asyncio
 
 import pytest
 
-from nats_stream_source.delta.driver.position import StreamPosition
-from nats_stream_source.delta.follower.table import FollowedTable
-from tests.integration.follower.conftest import Followed
+from tests.integration.follower.conftest import Followed, before_next
 from tests.integration.follower.table import values
 
 
@@ -18,15 +16,11 @@ async def test_position_of_another_follower_committed_during_start_is_continued(
     followed.create()
     followed.put("a=1")
     await followed.once()
-    open_table = FollowedTable.open
 
-    def overtaken(table: FollowedTable) -> StreamPosition | None:
-        monkeypatch.undo()
+    def put_and_follow() -> None:
         followed.put("b=1")
         assert asyncio.run(followed.once()).rows == 1
-        return open_table(table)
 
-    monkeypatch.setattr(FollowedTable, "open", overtaken)
-    assert (await followed.once()).rows == 0
-    assert FollowedTable.open is open_table
+    with before_next(monkeypatch, "open", put_and_follow):
+        assert (await followed.once()).rows == 0
     assert values(followed.table) == {"a": b"1", "b": b"1"}
