@@ -38,12 +38,14 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
 from nats_stream_source.connection.connection import ConnectionSettings
 from nats_stream_source.delta.missing_keys import difference_table, find_differences, table_rows
-from nats_stream_source.delta.rules.events import (
+from nats_stream_source.delta.rules.layout import Deletes, Layout
+from nats_stream_source.delta.rules.reconciled import (
     differences_of,
     has_entries_only,
     open_row_columns,
@@ -51,7 +53,6 @@ from nats_stream_source.delta.rules.events import (
     open_rows_where,
     require_entries,
 )
-from nats_stream_source.delta.rules.layout import Deletes, Layout
 from nats_stream_source.delta.tables import Engine
 from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.jetstream.kv.codec import KvCodec
@@ -81,7 +82,7 @@ class ReconcileResult:
 
 
 def compare_with_bucket(
-    tables: Engine,
+    tables: Engine[Any],
     name: str,
     bucket: str,
     settings: ConnectionSettings,

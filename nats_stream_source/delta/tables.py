@@ -1,8 +1,8 @@
 """A Delta table and the executor that changes it, and what both executors have in common.
 
-An executor (:class:`Engine`) finds, creates and changes the one table of a location and the state
-table beside it. :class:`BaseEngine` has the order of the steps; an executor reads rows of keys for
-the rule (:mod:`rules`) and applies the changes that the rule returns.
+An executor finds, creates and changes the one table of a location and the state table beside it.
+:class:`Engine` has the order of the steps; an executor reads rows of keys for the rule
+(:mod:`rules`) and applies the changes that the rule returns.
 
 **A merge.** 1. Find the tables, and compare their layout with that of the call. 2. Collect the
 events and validate them; until here nothing is written. 3. Create the tables that are missing.
@@ -21,8 +21,9 @@ from typing import Generic, Protocol, TypeVar
 import pyarrow as pa
 
 from nats_stream_source.delta.merge_result import MergeResult
-from nats_stream_source.delta.rules.events import EventBatch, EventShape, EventSource, Where
+from nats_stream_source.delta.rules.events import EventBatch, EventShape, EventSource
 from nats_stream_source.delta.rules.layout import Layout, missing_state_error
+from nats_stream_source.delta.rules.reading import Where
 from nats_stream_source.delta.schema import (
     require_storable_names,
     same_columns,
@@ -77,33 +78,6 @@ class Table(Protocol):
         """Compact and VACUUM the table; see :func:`nats_stream_source.delta.maintain`."""
 
 
-class Engine(Protocol):
-    """An executor of one location."""
-
-    def find(self) -> Table | None:
-        """The table, or None if it does not exist.
-
-        Raises:
-            EngineRefusedError: this executor cannot change the table.
-        """
-
-    def find_state(self) -> Table | None:
-        """The state table beside the table, or None if it does not exist."""
-
-    def merge(self, batch: EventBatch, upkeep: Upkeep | None) -> MergeResult:
-        """Merge events into the table and its state table, which are created if need be.
-
-        Args:
-            batch: the events.
-            upkeep: when what is due after the merge, and the properties of a table that is created;
-                None for no upkeep and Delta's own properties.
-
-        Raises:
-            EngineRefusedError: this executor cannot change the tables; they are unchanged.
-            ConfigurationError: the events are invalid, or the table was created for others.
-        """
-
-
 _T = TypeVar("_T", bound=Table)
 
 
@@ -126,8 +100,8 @@ class FoundTables(Generic[_T]):
     state: _T | None
 
 
-class BaseEngine(ABC, Generic[_T]):
-    """An :class:`Engine` without what depends on the executor.
+class Engine(ABC, Generic[_T]):
+    """An executor of one location: the steps, without what depends on the executor.
 
     Args:
         name: path, URI or name of the table as the user gave it.
@@ -138,14 +112,28 @@ class BaseEngine(ABC, Generic[_T]):
 
     @abstractmethod
     def find(self) -> _T | None:
-        """See :class:`Engine`."""
+        """The table, or None if it does not exist.
+
+        Raises:
+            EngineRefusedError: this executor cannot change the table.
+        """
 
     def find_state(self) -> _T | None:
-        """See :class:`Engine`."""
+        """The state table beside the table, or None if it does not exist."""
         return self._state().find()
 
     def merge(self, batch: EventBatch, upkeep: Upkeep | None) -> MergeResult:
-        """See :class:`Engine`."""
+        """Merge events into the table and its state table, which are created if need be.
+
+        Args:
+            batch: the events.
+            upkeep: when what is due after the merge, and the properties of a table that is created;
+                None for no upkeep and Delta's own properties.
+
+        Raises:
+            EngineRefusedError: this executor cannot change the tables; they are unchanged.
+            ConfigurationError: the events are invalid, or the table was created for others.
+        """
         shape, layout = batch.shape, batch.shape.layout
         table = self.find()
         if table is not None:
@@ -203,7 +191,7 @@ class BaseEngine(ABC, Generic[_T]):
         """
 
     @abstractmethod
-    def _state(self) -> BaseEngine[_T]:
+    def _state(self) -> Engine[_T]:
         """The engine of the state table."""
 
 

@@ -32,7 +32,7 @@ from nats_stream_source.delta.rules.changes import changes_of, recorded_changes,
 from nats_stream_source.delta.rules.events import EventShape
 from nats_stream_source.delta.rules.layout import Layout
 from nats_stream_source.delta.rules.reading import Reader, RowChanges
-from nats_stream_source.delta.tables import BaseEngine, EngineRefusedError, FoundTables
+from nats_stream_source.delta.tables import Engine, EngineRefusedError, FoundTables
 from nats_stream_source.delta.upkeep import Upkeep
 from nats_stream_source.errors import ConfigurationError, TableError
 from nats_stream_source.logs import field_logger
@@ -53,7 +53,7 @@ def opened_table(
     return OpenedTable(TableStorage(name, uri, storage_options))
 
 
-class DriverEngine(BaseEngine[DriverTable]):
+class DriverEngine(Engine[DriverTable]):
     """See :class:`nats_stream_source.delta.tables.Engine`.
 
     Args:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from nats_stream_source.delta.driver.key_index import KeyIndex, Keys, encoded_keys
 from nats_stream_source.delta.driver.row_chains import RowChains, from_sequence
 from nats_stream_source.delta.rules.layout import SEQUENCE, Layout
-from nats_stream_source.delta.rules.newest import sequence_parts
+from nats_stream_source.delta.rules.order import sequence_parts
 from nats_stream_source.delta.rules.reading import Integers
 from nats_stream_source.errors import ConfigurationError
 

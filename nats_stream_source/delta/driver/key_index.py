@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from nats_stream_source.delta.rules.newest import without_negative_zero
+from nats_stream_source.delta.rules.order import without_negative_zero
 from nats_stream_source.delta.rules.reading import Integers
 
 _RATIO = 4  # of the sizes of two runs

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from nats_stream_source.delta.driver.key_index import KeyIndex, Keys
-from nats_stream_source.delta.rules.newest import greater
+from nats_stream_source.delta.rules.order import greater
 from nats_stream_source.delta.rules.reading import Integers
 
 

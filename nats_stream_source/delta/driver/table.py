@@ -47,9 +47,8 @@ from nats_stream_source.delta.driver.upkeep import BackgroundUpkeep, maintain
 from nats_stream_source.delta.limits import IndexLimit
 from nats_stream_source.delta.merge_result import MergeResult
 from nats_stream_source.delta.refused import column_problem
-from nats_stream_source.delta.rules.events import Where
 from nats_stream_source.delta.rules.layout import Layout, layout_of
-from nats_stream_source.delta.rules.reading import Integers, Reader, RowChanges
+from nats_stream_source.delta.rules.reading import Integers, Reader, RowChanges, Where
 from nats_stream_source.delta.schema import (
     conform,
     log_new_columns,

@@ -29,11 +29,10 @@ from nats_stream_source.delta.rules.events import (
     EventBatch,
     EventTable,
     event_shape,
-    open_row_columns,
-    open_rows,
 )
 from nats_stream_source.delta.rules.layout import ORDER_COLUMNS, SEQUENCE
-from nats_stream_source.delta.rules.newest import DecidingEvents
+from nats_stream_source.delta.rules.order import DecidingEvents
+from nats_stream_source.delta.rules.reconciled import open_row_columns, open_rows
 from nats_stream_source.delta.tables import EngineRefusedError, TableChangedError
 from nats_stream_source.delta.upkeep import Upkeep
 from nats_stream_source.errors import ConfigurationError

@@ -21,7 +21,7 @@ from nats_stream_source.delta.rules.layout import (
     UNAVAILABLE,
     Layout,
 )
-from nats_stream_source.delta.rules.newest import has_null, sequence_parts
+from nats_stream_source.delta.rules.order import has_null, sequence_parts
 from nats_stream_source.delta.rules.reading import Reader, RowChanges
 from nats_stream_source.delta.rules.reconciled import reconciled_changes
 from nats_stream_source.errors import ConfigurationError

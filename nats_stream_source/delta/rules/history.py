@@ -30,13 +30,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nats_stream_source.delta.rules.comparison import (
-    Booleans,
-    dense_groups,
-    one_per_sequence,
-    positions_in,
-    same_rows,
-)
 from nats_stream_source.delta.rules.layout import (
     DELETE,
     END,
@@ -48,7 +41,16 @@ from nats_stream_source.delta.rules.layout import (
     VALID_TO,
     Layout,
 )
-from nats_stream_source.delta.rules.newest import greater, key_codes, sequence_values
+from nats_stream_source.delta.rules.order import (
+    Booleans,
+    dense_groups,
+    greater,
+    key_codes,
+    one_per_sequence,
+    positions_in,
+    same_rows,
+    sequence_values,
+)
 from nats_stream_source.delta.rules.reading import Integers, Reader, RowChanges
 
 # Where an event comes from, in the order in which one of several equal events is taken.

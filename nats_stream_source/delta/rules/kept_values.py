@@ -12,9 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nats_stream_source.delta.rules.comparison import Booleans
 from nats_stream_source.delta.rules.layout import DELETE, EVENT_COLUMNS, UNAVAILABLE, Layout
-from nats_stream_source.delta.rules.newest import has_null, key_codes, sequence_values
+from nats_stream_source.delta.rules.order import Booleans, has_null, key_codes, sequence_values
 from nats_stream_source.delta.rules.reading import Integers, Reader
 from nats_stream_source.logs import field_logger
 

@@ -17,13 +17,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nats_stream_source.delta.rules.comparison import (
-    Booleans,
-    compared,
-    one_per_sequence,
-    same_rows,
-    winner,
-)
 from nats_stream_source.delta.rules.layout import (
     DELETE,
     DELETED_COLUMN,
@@ -31,10 +24,15 @@ from nats_stream_source.delta.rules.layout import (
     MARK_COLUMNS,
     Layout,
 )
-from nats_stream_source.delta.rules.newest import (
+from nats_stream_source.delta.rules.order import (
+    Booleans,
+    compared,
     has_null,
     key_codes,
     newest_per_key,
+    one_per_sequence,
+    same_rows,
+    winner,
 )
 from nats_stream_source.delta.rules.reading import Integers, Reader, RowChanges
 

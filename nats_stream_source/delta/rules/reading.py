@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,6 +11,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 Integers = NDArray[np.int64]
+Where = Mapping[str, tuple[object, ...]]
+"""Rows whose column has one of these values, by column; None is null."""
 
 
 class Reader(Protocol):

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.sql import SparkSession
 
@@ -62,12 +62,12 @@ class EngineChoice:
         self._deletion_vectors = deletion_vectors
         self._limits = limits
         self._opened: OpenedTable | None = None
-        self._engine: Callable[[SparkSession], Engine] | None = None
+        self._engine: Callable[[SparkSession], Engine[Any]] | None = None
 
     def __repr__(self) -> str:
         return f"<EngineChoice {self.location!r}>"
 
-    def run(self, spark: SparkSession, work: Callable[[Engine], _T]) -> _T:
+    def run(self, spark: SparkSession, work: Callable[[Engine[Any]], _T]) -> _T:
         """The result of ``work`` with the executor of the table.
 
         Args:
@@ -92,7 +92,7 @@ class EngineChoice:
         if self._opened is not None:
             self._opened.wait()
 
-    def _choose(self, spark: SparkSession, work: Callable[[Engine], _T]) -> _T:
+    def _choose(self, spark: SparkSession, work: Callable[[Engine[Any]], _T]) -> _T:
         location = self.location
         if location.engine == "spark":
             session.require_delta(spark)
@@ -126,7 +126,7 @@ class EngineChoice:
             )
         return self._by_spark(spark, work, problem)
 
-    def _by_spark(self, spark: SparkSession, work: Callable[[Engine], _T], reason: str) -> _T:
+    def _by_spark(self, spark: SparkSession, work: Callable[[Engine[Any]], _T], reason: str) -> _T:
         result = self._repeated(work, self._spark_engine(spark))
         self._engine = self._spark_engine
         _log.info("Spark changes the table", table=self.location.name, reason=reason)
@@ -142,7 +142,7 @@ class EngineChoice:
             )
         return result
 
-    def _spark_engine(self, spark: SparkSession) -> Engine:
+    def _spark_engine(self, spark: SparkSession) -> Engine[Any]:
         # Imported here: the driver does not require delta-spark.
         from nats_stream_source.delta.spark.engine import SparkEngine
 
@@ -151,10 +151,10 @@ class EngineChoice:
         path = location.path_for_spark(session.default_filesystem(spark))
         return SparkEngine(spark, location.name, path)
 
-    def _repeated(self, work: Callable[[Engine], _T], engine: Engine) -> _T:
+    def _repeated(self, work: Callable[[Engine[Any]], _T], engine: Engine[Any]) -> _T:
         return retry_conflicts(lambda: work(engine), self.location.name, (TableChangedError,))
 
-    def _driver_engine(self, limit: IndexLimit) -> Engine:
+    def _driver_engine(self, limit: IndexLimit) -> Engine[Any]:
         # Imported here: Spark's executor does not require deltalake.
         from nats_stream_source.delta.driver.engine import DriverEngine, opened_table
 

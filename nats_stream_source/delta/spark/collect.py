@@ -30,7 +30,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from nats_stream_source.delta.rules.events import EventShape
 from nats_stream_source.delta.rules.layout import Layout
-from nats_stream_source.delta.rules.newest import DecidingEvents
+from nats_stream_source.delta.rules.order import DecidingEvents
 from nats_stream_source.delta.schema import OWN_PREFIX
 from nats_stream_source.delta.spark.columns import nullable
 from nats_stream_source.delta.spark.rows import invalid_rows, key_columns, require_valid_rows

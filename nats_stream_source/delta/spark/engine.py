@@ -21,13 +21,13 @@ from nats_stream_source.delta.spark.rows import require_valid_rows
 from nats_stream_source.delta.spark.session import exact_settings
 from nats_stream_source.delta.spark.table import SparkTable
 from nats_stream_source.delta.spark.upkeep import CONFLICTS, upkeep_after_spark_commit
-from nats_stream_source.delta.tables import BaseEngine, FoundTables, not_a_table_error
+from nats_stream_source.delta.tables import Engine, FoundTables, not_a_table_error
 from nats_stream_source.delta.upkeep import Upkeep
 
 _NOT_A_TABLE = ("DELTA_MISSING_DELTA_TABLE", "DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION")
 
 
-class SparkEngine(BaseEngine[SparkTable]):
+class SparkEngine(Engine[SparkTable]):
     """See :class:`nats_stream_source.delta.tables.Engine`.
 
     Args:

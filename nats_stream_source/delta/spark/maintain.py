@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from pyspark.sql import SparkSession
 
 from nats_stream_source.delta.location import Engine as EngineName
 from nats_stream_source.delta.location import TableArgument, TableLocation
 from nats_stream_source.delta.spark.choice import EngineChoice
-from nats_stream_source.delta.tables import Engine
+from nats_stream_source.delta.tables import Engine, Table
 from nats_stream_source.delta.upkeep import DEFAULT_UPKEEP, MaintenanceResult, Upkeep
 from nats_stream_source.errors import ConfigurationError
 
@@ -43,8 +44,8 @@ def maintain(
     location = TableLocation(table, engine, storage_options)
     choice = EngineChoice(location)
 
-    def work(tables: Engine) -> MaintenanceResult:
-        target = tables.find()
+    def work(tables: Engine[Any]) -> MaintenanceResult:
+        target: Table | None = tables.find()
         if target is None:
             raise ConfigurationError(
                 f"could not maintain table {location.name!r}: no Delta table found; check the "

@@ -14,9 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from nats_stream_source.delta.rules.changes import changes_of
-from nats_stream_source.delta.rules.comparison import positions_in
 from nats_stream_source.delta.rules.events import EventShape
-from nats_stream_source.delta.rules.newest import key_codes
+from nats_stream_source.delta.rules.order import key_codes, positions_in
 from nats_stream_source.delta.rules.reading import Integers
 from nats_stream_source.delta.schema import OWN_PREFIX
 

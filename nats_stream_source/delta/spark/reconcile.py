@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -79,7 +80,7 @@ def reconcile(
     settings = connection_settings(parse({"servers": servers, **options}, CONNECTION))
     location = TableLocation(table, engine, storage_options)
 
-    def work(tables: Engine) -> ReconcileResult:
+    def work(tables: Engine[Any]) -> ReconcileResult:
         return compare_with_bucket(tables, location.name, bucket, settings, codec, deletes)
 
     return EngineChoice(location, limits).run(spark, work)

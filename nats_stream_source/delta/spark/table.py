@@ -19,8 +19,8 @@ from pyspark.sql.types import BinaryType, StructType
 
 from nats_stream_source.delta.conflicts import retry_conflicts
 from nats_stream_source.delta.refused import COLUMN, PARTITION, PROPERTY, row
-from nats_stream_source.delta.rules.events import Where
 from nats_stream_source.delta.rules.layout import Layout, layout_of
+from nats_stream_source.delta.rules.reading import Where
 from nats_stream_source.delta.schema import (
     has_ntz,
     log_new_columns,

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 from nats_stream_source.delta import ReconcileResult
-from nats_stream_source.delta.tables import BaseEngine
+from nats_stream_source.delta.tables import Engine
 from nats_stream_source.embedded import NatsServer
 from tests.integration.delta.kv_bucket import Bucket, Reconciled
 from tests.integration.delta.merge_model import Entry, Frame, Merge, by_driver
@@ -206,7 +206,7 @@ def test_crash_between_removal_and_replacement_mended_by_next_call(
 ) -> None:
     expired("k", "l", **kind)
     bucket.purge_subjects("l")
-    merge_batch, calls = BaseEngine.merge, []
+    merge_batch, calls = Engine.merge, []
 
     def fail_at_second(*arguments: Any) -> Any:
         calls.append(arguments)
@@ -215,7 +215,7 @@ def test_crash_between_removal_and_replacement_mended_by_next_call(
         return merge_batch(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(BaseEngine, "merge", fail_at_second)
+        patch.setattr(Engine, "merge", fail_at_second)
         with pytest.raises(KeyboardInterrupt):
             reconciled(**modes(kind))
     assert len(calls) == 2

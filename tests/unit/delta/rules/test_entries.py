@@ -9,9 +9,10 @@ import pytest
 
 from nats_stream_source.delta.missing_keys import Difference, TableRow, difference_table
 from nats_stream_source.delta.rules.changes import changes_of, require_valid
-from nats_stream_source.delta.rules.events import EventShape, differences_of
+from nats_stream_source.delta.rules.events import EventShape
 from nats_stream_source.delta.rules.layout import Deletes, Layout
 from nats_stream_source.delta.rules.reading import Integers, RowChanges
+from nats_stream_source.delta.rules.reconciled import differences_of
 from nats_stream_source.errors import ConfigurationError
 from tests.unit.delta.rules.memory_tables import MemoryTable
 
