@@ -35,11 +35,12 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.api import JetStream, StoredMessage
 from nats_stream_source.jetstream.direct_get.last_messages import LastMessagesReader
-from nats_stream_source.jetstream.direct_get.page import FramesPage, MessagePage
 from nats_stream_source.jetstream.direct_get.pages import BatchReader, PageLimits
+from nats_stream_source.jetstream.direct_get.request import stored_messages
 from nats_stream_source.jetstream.direct_get.single import SingleMessageReader, SingleRequest
 from nats_stream_source.jetstream.subjects import validate_stream, validate_subject_filter
 from nats_stream_source.jetstream.times import nanoseconds, rfc3339
+from nats_stream_source.wire.consumer.deliveries import Deliveries
 
 MAX_BYTES = 8 << 20
 
@@ -194,8 +195,8 @@ class DirectGet:
         limit: int | None = None,
         min_last_seq: int | None = None,
         timeout: float | None = None,
-    ) -> AsyncGenerator[FramesPage, None]:
-        """As :meth:`batch`, but yield whole pages of frames, for columns (``wire.columns``)."""
+    ) -> AsyncGenerator[Deliveries, None]:
+        """As :meth:`batch`, but yield whole pages, for columns: ``wire.columns.payloads(page)``."""
         _validate_subject(subject)
         if seq is not None and start_time is not None:
             raise BadRequestError(
@@ -306,11 +307,11 @@ class LastMessages(AsyncIterator[StoredMessage]):
 
 
 async def _messages(
-    pages: AsyncGenerator[FramesPage, None] | AsyncGenerator[MessagePage, None],
+    pages: AsyncGenerator[Deliveries, None],
 ) -> AsyncGenerator[StoredMessage, None]:
     async with contextlib.aclosing(pages) as open_pages:
         async for page in open_pages:
-            for message in page.messages():
+            for message in stored_messages(page):
                 yield message
 
 

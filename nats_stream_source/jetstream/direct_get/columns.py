@@ -20,14 +20,12 @@ from nats_stream_source.aio.tasks import gather_limited
 from nats_stream_source.connection.connection import Connection
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.direct_get.last_messages import LastMessagesReader
-from nats_stream_source.jetstream.direct_get.page import DirectGetPage, MessagePage
 from nats_stream_source.jetstream.direct_get.pages import PageLimits
 from nats_stream_source.jetstream.direct_get.request import MAX_SUBJECTS
 from nats_stream_source.jetstream.stream_info import StreamInfo
-from nats_stream_source.jetstream.times import nanoseconds
-from nats_stream_source.wire.arrow_slices import slices
 from nats_stream_source.wire.columns import entry_operations, payloads
-from nats_stream_source.wire.headers import operations
+from nats_stream_source.wire.columns import subjects as subjects_of
+from nats_stream_source.wire.consumer.deliveries import Deliveries
 
 MAX_BYTES = 8 << 20  # of a reply
 _MAX_IN_FLIGHT = 4  # requests for many subjects
@@ -83,34 +81,15 @@ def _parts(
         yield part
 
 
-def _columns(page: MessagePage) -> pa.RecordBatch:
-    """The messages of a page as columns."""
-    if not isinstance(page, DirectGetPage):
-        found = page.messages()
-        headers = pa.array([message.headers for message in found], pa.binary())
-        return pa.record_batch(
-            [
-                pa.array([message.subject for message in found], pa.string()),
-                pa.array(page.sequences),
-                pa.array(
-                    [nanoseconds(message.time) for message in found], LAST_MESSAGES.field(2).type
-                ),
-                pa.array([message.data for message in found], pa.binary()),
-                operations(headers),
-            ],
-            schema=LAST_MESSAGES,
-        )
-    replies, frames = page.replies, page.frames
-    subjects = slices(frames.buffer, *replies.subject_spans, pa.binary())
-    times = slices(frames.buffer, *replies.time_spans, pa.string())
-    marked = entry_operations(frames)
+def _columns(page: Deliveries) -> pa.RecordBatch:
+    operations = entry_operations(page)
     return pa.record_batch(
         [
-            subjects.cast(pa.string()),
-            pa.array(page.sequences),
-            times.cast(LAST_MESSAGES.field(2).type),
-            payloads(frames),
-            pa.repeat("PUT", len(page)) if marked is None else marked,
+            subjects_of(page),
+            pa.array(page.stream_seq),
+            pa.array(page.time).cast(LAST_MESSAGES.field("time").type),
+            payloads(page),
+            pa.repeat("PUT", len(page)) if operations is None else operations,
         ],
         schema=LAST_MESSAGES,
     )

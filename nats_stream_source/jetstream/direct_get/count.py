@@ -17,7 +17,7 @@ from typing import Any
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.direct_get.request import send_batch_request
 from nats_stream_source.jetstream.temporary_consumer import temporary_consumer
-from nats_stream_source.wire.direct_get.reply import EOB, NOT_FOUND
+from nats_stream_source.wire.direct_get.replies import EOB, NOT_FOUND
 
 _MAX_DIRECT_GETS = 4  # parallel requests, one for each filter
 
@@ -73,10 +73,10 @@ async def _count_with_direct_get(
     if reply.code == NOT_FOUND:
         message = await jetstream.message(stream, seq=seq, next_by_subj=filter_subject or ">")
         return MessageCount(0) if message is None else None
-    if reply.code != EOB or not reply.page or not reply.is_from_stream(stream):
+    if reply.code != EOB or not reply.page or not reply.page.all_from(stream):
         return None
     assert reply.status is not None
     num_pending = reply.status.num_pending
     if num_pending is None:
         return None
-    return MessageCount(len(reply.page) + num_pending, int(reply.page.sequences[0]))
+    return MessageCount(len(reply.page) + num_pending, int(reply.page.stream_seq[0]))

@@ -20,28 +20,31 @@ an ordered consumer reads ``(last message, up_to]``, and the last message of eac
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
 import numpy as np
 
 from nats_stream_source.errors import ServerTooOldError, TooManySubjectsError
-from nats_stream_source.jetstream.api import JetStream
-from nats_stream_source.jetstream.direct_get.page import MessagePage, ObjectPage
+from nats_stream_source.jetstream.api import JetStream, StoredMessage, as_delivered
 from nats_stream_source.jetstream.direct_get.pages import PageLimits, PageReader
 from nats_stream_source.jetstream.direct_get.request import (
     MAX_SUBJECTS,
     DirectGetReply,
+    stored_messages,
     too_many_subjects_error,
 )
 from nats_stream_source.jetstream.subjects import covers, overlap
 from nats_stream_source.jetstream.times import nanoseconds
-from nats_stream_source.wire.direct_get.reply import EOB, NOT_FOUND
+from nats_stream_source.wire.columns import subjects
+from nats_stream_source.wire.consumer.deliveries import Deliveries
+from nats_stream_source.wire.direct_get.replies import EOB, NOT_FOUND
+from nats_stream_source.wire.encode import encode_deliveries
 
 _MAX_IN_FLIGHT = 64  # concurrent message requests to the leader
 
 
-class LastMessagesReader(PageReader[MessagePage]):
+class LastMessagesReader(PageReader):
     """Reads the last message of each subject.
 
     Args:
@@ -132,34 +135,34 @@ class LastMessagesReader(PageReader[MessagePage]):
         status, page = reply.status, reply.page
         if status is None or status.code != EOB or not page:
             return False
-        if not reply.is_from_stream(self._stream):
+        if not page.all_from(self._stream):
             return False
         if self._is_first_of_present:
             return (status.up_to_seq or 0) >= self._info.last_seq
-        return not self._info.replicated or bool((page.sequences == self._end).any())
+        return not self._info.replicated or bool((page.stream_seq == self._end).any())
 
-    def _take(self, reply: DirectGetReply) -> MessagePage:
+    def _take(self, reply: DirectGetReply) -> Deliveries:
         page = self._unseen(reply.page)
         if self._is_first_of_present:
             assert reply.status is not None
             self._end = self.up_to_seq = reply.status.up_to_seq or self._info.last_seq
             self._expected = len(page) + reply.num_pending
             self._boundary = None
-        self._position = reply.page.last_seq
+        self._position = int(reply.page.stream_seq[-1])
         return page
 
     def _is_requested(self, subject: str) -> bool:
         return subject in self._literals or any(covers(one, subject) for one in self._patterns)
 
-    def _unseen(self, page: MessagePage) -> MessagePage:
+    def _unseen(self, page: Deliveries) -> Deliveries:
         """The messages of requested subjects that were not read before."""
         # The boundary message may be of a subject that was not requested.
-        subjects = page.subjects()
-        new = [name not in self._seen and self._is_requested(name) for name in subjects]
+        names = subjects(page).to_pylist()
+        new = [name not in self._seen and self._is_requested(name) for name in names]
         if not all(new):
             page = page.select(np.array(new))
-            subjects = page.subjects()
-        self._seen.update(subjects)
+            names = subjects(page).to_pylist()
+        self._seen.update(names)
         return page
 
     async def _goes_on(self, reply: DirectGetReply) -> bool:
@@ -167,23 +170,23 @@ class LastMessagesReader(PageReader[MessagePage]):
             self._position = self._end
         return True
 
-    async def _rest(self) -> AsyncGenerator[MessagePage, None]:
+    async def _rest(self) -> AsyncGenerator[Deliveries, None]:
         if self._is_past:
             yield await self._last_of_consumer()
         elif self._position < self._end or len(self._seen) < self._expected:
             yield await self._last_of_leader()
 
-    async def _last_of_consumer(self) -> MessagePage:
+    async def _last_of_consumer(self) -> Deliveries:
         last = {}
         filters = _disjoint_filters(self._subjects)
         async for page in self._read_with_consumer(filters):
-            for message in page.messages():
+            for message in stored_messages(page):
                 last[message.subject] = message
             if len(last) > MAX_SUBJECTS:
                 raise too_many_subjects_error(self._stream, self._subjects)
-        return self._unseen(ObjectPage(list(last.values())))
+        return self._page(last.values())
 
-    async def _last_of_leader(self) -> MessagePage:
+    async def _last_of_leader(self) -> Deliveries:
         names = set(self._literals)
         for pattern in self._patterns:
             names |= await self._jetstream.subjects(self._stream, pattern, MAX_SUBJECTS)
@@ -191,7 +194,12 @@ class LastMessagesReader(PageReader[MessagePage]):
                 raise too_many_subjects_error(self._stream, self._subjects)
         unseen = sorted(names - self._seen)
         found = await self._jetstream.last_messages(self._stream, unseen, _MAX_IN_FLIGHT)
-        return self._unseen(ObjectPage(found))
+        return self._page(found)
+
+    def _page(self, found: Iterable[StoredMessage]) -> Deliveries:
+        in_order = sorted(found, key=lambda message: message.seq)
+        delivered = [as_delivered(message, headers_only=False) for message in in_order]
+        return self._unseen(encode_deliveries(self._stream, delivered))
 
 
 def _disjoint_filters(subjects: tuple[str, ...]) -> tuple[str, ...]:

@@ -31,16 +31,11 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from nats_stream_source.err_codes import UNAVAILABLE
 from nats_stream_source.errors import DataLossError, ServerTooOldError
 from nats_stream_source.jetstream.api import JetStream
-from nats_stream_source.jetstream.direct_get.page import (
-    ConsumerPage,
-    FramesPage,
-    MessagePage,
-)
 from nats_stream_source.jetstream.direct_get.request import (
     ATTEMPTS,
     DirectGetReply,
@@ -55,11 +50,10 @@ from nats_stream_source.jetstream.stream_identity import KnownStream, compare
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.logs import field_logger
-from nats_stream_source.wire.direct_get.reply import EOB, NOT_FOUND
+from nats_stream_source.wire.consumer.deliveries import Deliveries
+from nats_stream_source.wire.direct_get.replies import EOB, NOT_FOUND
 
 log = field_logger(__name__)
-
-P = TypeVar("P", bound=MessagePage)
 
 _HEARTBEAT = 0.2  # seconds; a range that ends without a match is complete one heartbeat later
 _BATCH = 8192  # messages of a page, if the caller does not limit them
@@ -81,7 +75,7 @@ class PageLimits:
     timeout: float | None = None
 
 
-class PageReader(ABC, Generic[P]):
+class PageReader(ABC):
     """Reads pages of one stream: ``(_position, _end]`` is left to read."""
 
     def __init__(self, jetstream: JetStream, stream: str, limits: PageLimits) -> None:
@@ -91,7 +85,7 @@ class PageReader(ABC, Generic[P]):
         self._position = 0
         self._end = 0
 
-    async def pages(self, info: StreamInfo | None = None) -> AsyncGenerator[P, None]:
+    async def pages(self, info: StreamInfo | None = None) -> AsyncGenerator[Deliveries, None]:
         """Yield the messages; no page is empty.
 
         Args:
@@ -150,7 +144,7 @@ class PageReader(ABC, Generic[P]):
         """Whether the messages of a reply are those of the stream, and current."""
 
     @abstractmethod
-    def _take(self, reply: DirectGetReply) -> P:
+    def _take(self, reply: DirectGetReply) -> Deliveries:
         """The messages of a reply that were not read before; moves the position after them."""
 
     @abstractmethod
@@ -158,7 +152,7 @@ class PageReader(ABC, Generic[P]):
         """Whether Direct Get goes on after a whole page; sets the end if nothing is left."""
 
     @abstractmethod
-    def _rest(self) -> AsyncGenerator[P, None]:
+    def _rest(self) -> AsyncGenerator[Deliveries, None]:
         """The messages that Direct Get did not read."""
 
     async def _send(
@@ -173,7 +167,7 @@ class PageReader(ABC, Generic[P]):
 
     async def _read_with_consumer(
         self, filters: tuple[str, ...]
-    ) -> AsyncGenerator[ConsumerPage, None]:
+    ) -> AsyncGenerator[Deliveries, None]:
         """The messages that are left, by an ordered consumer, which waits for lagging replicas."""
         if self._position >= self._end:
             return
@@ -195,7 +189,7 @@ class PageReader(ABC, Generic[P]):
         reader = OrderedReader(SharedConnection(connection), request)
         async with contextlib.aclosing(reader.batches()) as batches:
             async for frames in batches:
-                yield ConsumerPage(frames)
+                yield frames
 
     async def _verify_stream_unchanged(self) -> None:
         info, current = self._info, await self._jetstream.stream_info(self._stream)
@@ -208,7 +202,7 @@ class PageReader(ABC, Generic[P]):
             )
 
 
-class BatchReader(PageReader[FramesPage]):
+class BatchReader(PageReader):
     """Reads the messages of a subject.
 
     Args:
@@ -249,13 +243,13 @@ class BatchReader(PageReader[FramesPage]):
         return await self._send(body)
 
     def _counts(self, reply: DirectGetReply) -> bool:
-        return reply.is_from_stream(self._stream)
+        return reply.page.all_from(self._stream)
 
-    def _take(self, reply: DirectGetReply) -> FramesPage:
-        self._position, self._start_time = reply.page.last_seq, None
-        return self._limited(reply.page.up_to(self._end))
+    def _take(self, reply: DirectGetReply) -> Deliveries:
+        self._position, self._start_time = int(reply.page.stream_seq[-1]), None
+        return self._limited(reply.page.select(reply.page.stream_seq <= self._end))
 
-    def _limited(self, page: FramesPage) -> FramesPage:
+    def _limited(self, page: Deliveries) -> Deliveries:
         if self._left is None:
             return page
         page = page.select(slice(0, self._left))
@@ -292,7 +286,7 @@ class BatchReader(PageReader[FramesPage]):
             self._position, self._start_time = message.seq - 1, None
         return True
 
-    async def _rest(self) -> AsyncGenerator[FramesPage, None]:
+    async def _rest(self) -> AsyncGenerator[Deliveries, None]:
         if self._position >= self._end:
             return
         if self._start_time is not None and not await self._leader_has_more():

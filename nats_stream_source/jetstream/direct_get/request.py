@@ -1,7 +1,7 @@
 """One Direct Get request and its replies (ADR-31).
 
 Each request has its own inbox, so a late reply to an abandoned request is never taken for a reply
-to another one. The replies are received as frames, which ``wire/direct_get/reply.py`` parses: the
+to another one. The replies are received as frames, which ``wire/direct_get/replies.py`` parses: the
 message class of nats-py would present a publisher's ``Status`` field as the server's.
 
 The server sends all messages of a batch at once, without flow control. ``batch`` and ``max_bytes``
@@ -14,6 +14,7 @@ import json
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 from nats_stream_source.connection.connection import Connection
@@ -25,15 +26,18 @@ from nats_stream_source.errors import (
     PermissionDeniedError,
     TooManySubjectsError,
 )
-from nats_stream_source.jetstream.direct_get.page import DirectGetPage
-from nats_stream_source.wire.direct_get.reply import (
+from nats_stream_source.jetstream.api import StoredMessage
+from nats_stream_source.jetstream.times import rfc3339
+from nats_stream_source.wire.consumer.deliveries import Deliveries
+from nats_stream_source.wire.direct_get.parse import DirectGetStatus
+from nats_stream_source.wire.direct_get.replies import (
     BAD_REQUEST,
     EOB,
     MIN_LAST_SEQUENCE,
     NOT_FOUND,
     TOO_MANY,
     DirectGetResponse,
-    DirectGetStatus,
+    Replies,
 )
 from nats_stream_source.wire.framing.frames import Frames
 
@@ -48,6 +52,8 @@ MAX_SUBJECTS = 1024
 ATTEMPTS = 4
 """Direct Gets before the leader or a consumer is used: each may be handled by another server, and
 one of three replicas may be paused."""
+
+_HEADER_END = b"\r\n\r\n"
 
 _single_reply_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 """Connections over which only one message of a batch arrives: no more batches are requested."""
@@ -64,7 +70,7 @@ class DirectGetReply:
         connection_lost: the connection was lost before the replies ended.
     """
 
-    page: DirectGetPage
+    page: Replies
     status: DirectGetStatus | None
     connection_lost: bool = False
 
@@ -80,18 +86,17 @@ class DirectGetReply:
         The last message's ``Nats-Num-Pending``; without a message, the EOB's.
         """
         if self.page:
-            return self.page.replies[-1].pending or 0
+            return max(int(self.page.pending[-1]), 0)
         return (self.status.num_pending if self.status else None) or 0
 
     @property
     def stopped_after_first(self) -> bool:
         """Whether only the first message of a batch arrived, as through some account imports."""
-        replies = self.page.replies
         return (
             self.status is None
             and not self.connection_lost
-            and len(replies) == 1
-            and replies[0].pending is not None
+            and len(self.page) == 1
+            and bool(self.page.pending[0] >= 0)
         )
 
     @property
@@ -99,11 +104,29 @@ class DirectGetReply:
         """Whether a server before 2.11 replied to a batch: it ignores ``batch``, ``multi_last``."""
         if self.status is not None and self.status.code == BAD_REQUEST:
             return "Empty" in self.status.description
-        return bool(self.page) and self.page.replies[0].pending is None
+        return bool(self.page) and bool(self.page.pending[0] < 0)
 
-    def is_from_stream(self, stream: str) -> bool:
-        """Whether every message was read from ``stream`` itself, not from a mirror of it."""
-        return self.page.replies.all_from(stream)
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing arrived: the server that received the request is paused or lost."""
+        return self.status is None and not self.page
+
+
+def stored_messages(page: Deliveries) -> list[StoredMessage]:
+    """The messages of a page as objects."""
+    ends = page.own_end.tolist() if isinstance(page, Replies) else repeat(None)
+    return [
+        StoredMessage(
+            subject.decode("utf-8", "surrogateescape"),
+            seq,
+            rfc3339(time),
+            payload,
+            block if end is None else block[:end] + _HEADER_END if end else b"",
+        )
+        for (subject, _, block, payload), seq, time, end in zip(
+            page.fields(), page.stream_seq.tolist(), page.time.tolist(), ends, strict=False
+        )
+    ]
 
 
 async def send_request(
@@ -162,7 +185,7 @@ async def send_request(
     finally:
         await connection.close_inbox(inbox)
     status = None if response.broken else response.status
-    reply = DirectGetReply(DirectGetPage(response.replies), status, connection_lost)
+    reply = DirectGetReply(response.replies, status, connection_lost)
     if is_batch and reply.stopped_after_first and not response.broken:
         _single_reply_connections.add(connection)
     return reply

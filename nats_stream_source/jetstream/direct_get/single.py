@@ -27,11 +27,12 @@ from nats_stream_source.jetstream.direct_get.request import (
     DirectGetReply,
     raise_for_status,
     send_request,
+    stored_messages,
 )
 from nats_stream_source.jetstream.leader import leader_message
 from nats_stream_source.jetstream.retry import is_transient
 from nats_stream_source.jetstream.times import nanoseconds
-from nats_stream_source.wire.direct_get.reply import NOT_FOUND
+from nats_stream_source.wire.direct_get.replies import NOT_FOUND
 
 _RETRY_PAUSE = 1.0  # seconds after an insufficient reply in which only the leader is queried
 _LAG_PAUSE = 0.1  # seconds between Direct Gets where the leader fails; replicas catch up meanwhile
@@ -109,9 +110,9 @@ class SingleMessageReader:
     ) -> StoredMessage | None:
         if reply is None or not reply.page:
             return None
-        if not request.accept_mirrors and not reply.is_from_stream(self._stream):
+        if not request.accept_mirrors and not reply.page.all_from(self._stream):
             return None
-        (message,) = reply.page.messages()[:1]
+        (message,) = stored_messages(reply.page.select(slice(0, 1)))
         is_old = request.min_last_seq is not None and message.seq < request.min_last_seq
         return None if is_old else message
 

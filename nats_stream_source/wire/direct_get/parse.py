@@ -14,10 +14,7 @@ A message has the publisher's header fields first and the server's fields after 
 Publishers may send any fields, also ``Nats-Sequence: 1``, ``Status: 404`` and a first line with a
 status. So only the *last* ``Nats-Stream`` and the lines after it count. A block without these four
 fields is a :class:`DirectGetStatus`: the end of a batch (204), no message found (404), an invalid
-request (408), too many subjects (413), no responders (503).
-
-:func:`read_row` parses the numbers and the positions of the strings; :func:`stored_reply` creates a
-:class:`StoredReply` from them. Many replies at once: ``wire/direct_get/columns.py``.
+request (408), too many subjects (413), no responders (503). Many replies at once: ``replies.py``.
 """
 
 from __future__ import annotations
@@ -59,8 +56,10 @@ Block: TypeAlias = bytes
 class Row(NamedTuple):
     """The server's fields of one message: numbers, and positions in its header block.
 
-    ``pending`` and ``previous`` are -1 where they are absent. ``own_end`` is the end of the
-    publisher's fields and the start of the server's, at ``\\r\\nNats-Stream: ``.
+    ``pending`` and ``previous`` (``Nats-Num-Pending``, ``Nats-Last-Sequence``) are -1 where they
+    are absent: outside of batches, and in the reply of a server before 2.11 to a batch request.
+    ``own_end`` is the end of the publisher's fields and the start of the server's, at
+    ``\\r\\nNats-Stream: ``.
     """
 
     seq: int
@@ -71,23 +70,6 @@ class Row(NamedTuple):
     subject_end: int
     time_begin: int
     time_end: int
-
-
-class StoredReply(NamedTuple):
-    """The server's fields of one message.
-
-    ``pending`` and ``previous`` (``Nats-Num-Pending``, ``Nats-Last-Sequence``) are None outside of
-    batches, and in the reply of a server before 2.11 to a batch request. ``own_end`` is the number
-    of bytes of the header block that are the publisher's; 0 without publisher's fields.
-    """
-
-    stream: str
-    subject: str
-    seq: int
-    time: str
-    pending: int | None
-    previous: int | None
-    own_end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,23 +96,6 @@ def read_row(block: Block) -> Row | None:
         return None
     time_begin, time_end = match.span(4)
     return Row(seq, pending, previous, own_end, match.end(1), match.end(2), time_begin, time_end)
-
-
-def stored_reply(block: Block, row: Row) -> StoredReply:
-    """Return the reply whose header block :func:`read_row` has parsed."""
-    return StoredReply(
-        _text(block[row.own_end + len(STREAM) : row.stream_end]),
-        _text(block[row.stream_end + len(SUBJECT) : row.subject_end]),
-        row.seq,
-        _text(block[row.time_begin : row.time_end]),
-        None if row.pending < 0 else row.pending,
-        None if row.previous < 0 else row.previous,
-        row.own_end if row.own_end > BARE else 0,
-    )
-
-
-def _text(raw: bytes) -> str:
-    return raw.decode("utf-8", "surrogateescape")
 
 
 def read_status(block: Block) -> DirectGetStatus:

@@ -119,7 +119,7 @@ async def test_connection_lost_between_pages(proxy: Proxy) -> None:
     async with direct_get(proxy.url, "S") as get:
         found = []
         async for page in get.pages(batch=10):
-            found += page.sequences.tolist()
+            found += page.stream_seq.tolist()
             if len(found) in (10, 30):
                 proxy.cut()
         assert (found, get.jetstream.connection.reconnects) == (WHOLE, 2)
@@ -147,7 +147,7 @@ async def test_connection_lost_permanently(proxy: Proxy) -> None:
 
         async def read() -> None:
             async for page in get.pages(batch=10):
-                found.extend(page.sequences.tolist())
+                found.extend(page.stream_seq.tolist())
                 await get.jetstream.connection.close()
 
         with pytest.raises(ConnectError):
@@ -184,7 +184,7 @@ async def test_late_response_is_not_mixed_in(proxy: Proxy) -> None:
         proxy.verdict = late
         second = await send_request(connection, "DIRECT.GET.S", {"seq": 7, "batch": 2})
         assert not held
-        assert second.page.sequences.tolist() == [7, 8]
+        assert second.page.stream_seq.tolist() == [7, 8]
         assert second.code == 204
 
 

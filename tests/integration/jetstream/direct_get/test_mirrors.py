@@ -49,10 +49,10 @@ async def test_partial_mirror_never_responds_for_stream(
             await send_request(get.jetstream.connection, "DIRECT.GET.KV_whole", {"seq": 99})
             for _ in range(100)
         ]
-        assert {reply.page.replies[0].stream for reply in asked if reply.page} == {
-            "KV_whole",
-            "PART",
-            "LATE",
+        assert {reply.page.reply(0) for reply in asked if reply.page} == {
+            b"KV_whole",
+            b"PART",
+            b"LATE",
         }
 
     async with direct_get(url, "KV_whole") as get:

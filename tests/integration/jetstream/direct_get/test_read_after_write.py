@@ -152,7 +152,7 @@ async def test_min_last_seq_is_ignored_by_released_servers(shared_server: NatsSe
         reply = await send_request(
             connection, "DIRECT.GET.FIELD", {"seq": 1, "min_last_seq": 1 << 62}
         )
-        assert reply.page.sequences.tolist() == [1]
+        assert reply.page.stream_seq.tolist() == [1]
         assert not await supports_min_last_seq(get.jetstream, "FIELD")
 
 
@@ -263,6 +263,6 @@ async def test_mirror_response_does_not_prove_freshness(nats_server: NatsServer)
             await send_request(connection, "DIRECT.GET.SRC", {"last_by_subj": "SRC.a"})
             for _ in range(60)
         ]
-        assert {reply.page.replies[0].seq for reply in raw} == {3, 4}  # the mirror is behind
+        assert {int(reply.page.stream_seq[0]) for reply in raw} == {3, 4}  # the mirror is behind
         found = {(await get.last("SRC.a", min_last_seq=least)).seq for _ in range(60)}
         assert found == {least}

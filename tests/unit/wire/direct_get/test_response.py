@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nats_stream_source.errors import ProtocolError
-from nats_stream_source.wire.direct_get.reply import DirectGetResponse, DirectGetStatus, StoredReply
+from nats_stream_source.wire.direct_get.parse import DirectGetStatus
+from nats_stream_source.wire.direct_get.replies import DirectGetResponse
 from nats_stream_source.wire.framing.frames import Framer, Frames
 from tests.unit.wire.reference.streams import hmsg
 
@@ -42,8 +43,10 @@ def chain(*parts: bytes) -> DirectGetResponse:
 
 def test_message_reply() -> None:
     found = chain(message(17, 0)).replies
-    assert list(found) == [StoredReply("S", "s.17", 17, "2026-11-21T05:04:14.1Z", 9, 0, 0)]
-    assert chain(message(17, None)).replies[0].pending is None
+    assert (found.reply(0), found.subject(0), found.payload(0)) == (b"S", b"s.17", b"v")
+    numbers = (found.stream_seq, found.time, found.pending, found.previous, found.own_end)
+    assert [one.tolist() for one in numbers] == [[17], [1795237454_100000000], [9], [0], [0]]
+    assert chain(message(17, None)).replies.pending.tolist() == [-1]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +66,7 @@ def test_status_reply(block: bytes, status: DirectGetStatus) -> None:
 
 def test_end_of_batch_reply() -> None:
     whole = chain(message(3, 0) + message(5, 3), eob(5, pending=2, up_to=9))
-    assert [one.seq for one in whole.replies] == [3, 5]
+    assert whole.replies.stream_seq.tolist() == [3, 5]
     assert whole.status == DirectGetStatus(204, "EOB", num_pending=2, last_seq=5, up_to_seq=9)
     assert not whole.broken
 
@@ -83,7 +86,7 @@ def test_message_missing(parts: list[bytes], kept: list[int]) -> None:
     for made in (chain(*parts), chain(b"".join(parts))):
         assert made.broken
         assert made.ended
-        assert [one.seq for one in made.replies] == kept
+        assert made.replies.stream_seq.tolist() == kept
 
 
 def test_replies_after_end_are_ignored() -> None:
@@ -134,9 +137,11 @@ def test_publisher_fields_change_nothing(
     own: bytes, payload: bytes, seq: int, previous: int | None
 ) -> None:
     made = chain(message(seq, previous, own, payload))
-    (answer,) = made.replies
-    assert (answer.stream, answer.seq, answer.previous) == ("S", seq, previous)
-    assert answer.own_end == (len(b"NATS/1.0\r\n" + own) - 2 if own else 0)
+    answer = made.replies
+    assert answer.all_from("S")
+    assert answer.stream_seq.tolist() == [seq]
+    assert answer.previous.tolist() == [-1 if previous is None else previous]
+    assert answer.own_end.tolist() == [len(b"NATS/1.0\r\n" + own) - 2 if own else 0]
 
 
 @given(
@@ -149,10 +154,10 @@ def test_messages_before_loss_are_kept(seqs: list[int], lost: int, cut: int) -> 
     before = [0, *seqs[:-1]]
     parts = [message(s, p) for s, p in zip(seqs, before, strict=True)] + [eob(seqs[-1])]
     whole = chain(b"".join(parts[:cut]), b"".join(parts[cut:]))
-    assert [one.seq for one in whole.replies] == seqs
+    assert whole.replies.stream_seq.tolist() == seqs
     assert not whole.broken
     if lost < len(seqs):
         del parts[lost]
         made = chain(b"".join(parts[:cut]), b"".join(parts[cut:]))
-        assert [one.seq for one in made.replies] == seqs[:lost]
+        assert made.replies.stream_seq.tolist() == seqs[:lost]
         assert made.broken

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from unittest import mock
 
 import numpy as np
@@ -9,10 +10,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from nats_stream_source.errors import ProtocolError
 from nats_stream_source.wire.ascii_integers import numbers_between
-from nats_stream_source.wire.direct_get import columns
-from nats_stream_source.wire.direct_get.columns import ReplyColumns, read_replies, texts
-from nats_stream_source.wire.direct_get.parse import Row, StoredReply, read_row, stored_reply
+from nats_stream_source.wire.direct_get import replies
+from nats_stream_source.wire.direct_get.parse import BARE, STREAM, SUBJECT, read_row
+from nats_stream_source.wire.direct_get.replies import Replies, read_replies
 from nats_stream_source.wire.framing.frames import Framer, Frames
 from tests.unit.wire.reference.streams import hmsg
 
@@ -55,41 +57,51 @@ def cut(parts: list[bytes]) -> Frames:
     return Framer().feed(b"".join(parts))
 
 
-def plainly(frames: Frames) -> list[StoredReply]:
-    """The definition."""
-    answers = []
-    for i in range(len(frames)):
-        row = read_row(frames.header(i))
-        if row is None:
-            break
-        answers.append(stored_reply(frames.header(i), row))
-    return answers
-
-
-def check(frames: Frames) -> ReplyColumns:
+def check(frames: Frames) -> None:
     # Copied, the buffer ends where the last frame does.
     compare(Frames.join([frames]))
-    return compare(frames)
+    compare(frames)
 
 
-def compare(frames: Frames) -> ReplyColumns:
-    with mock.patch.object(columns, "_COLUMNS_PAY", 1):
+def compare(frames: Frames) -> None:
+    """Compare with the definition."""
+    blocks = [frames.header(i) for i in range(len(frames))]
+    rows = list(itertools.takewhile(bool, map(read_row, blocks)))
+    streams = [
+        block[row.own_end + len(STREAM) : row.stream_end]
+        for block, row in zip(blocks, rows, strict=False)
+    ]
+    with mock.patch.object(replies, "_COLUMNS_PAY", 1):
         read = read_replies(frames)
-        expected = plainly(frames)
-        assert list(read) == expected
-        assert read.sequences.tolist() == [one.seq for one in expected]
-        assert read.own_ends.tolist() == [one.own_end for one in expected]
-        assert texts(read.frames, read.subject_spans) == [one.subject for one in expected]
-        assert texts(read.frames, read.time_spans) == [one.time for one in expected]
-        for name in ("KV_b", "KV_bb", "S", ""):
-            assert read.all_from(name) == all(one.stream == name for one in expected)
-    return read
+    assert [read.header(i) for i in range(len(read))] == blocks[: len(rows)]
+    assert [
+        (read.reply(i), read.subject(i), seq, pending, previous, own_end)
+        for i, (seq, pending, previous, own_end) in enumerate(
+            zip(
+                *(one.tolist() for one in (read.stream_seq, read.pending, read.previous)),
+                read.own_end.tolist(),
+                strict=True,
+            )
+        )
+    ] == [
+        (
+            stream,
+            block[row.stream_end + len(SUBJECT) : row.subject_end],
+            row.seq,
+            row.pending,
+            row.previous,
+            row.own_end if row.own_end > BARE else 0,
+        )
+        for block, row, stream in zip(blocks, rows, streams, strict=False)
+    ]
+    for name in ("KV_b", "KV_bb", "S", ""):
+        assert read.all_from(name) == all(stream == name.encode() for stream in streams)
 
 
 def together(frames: Frames) -> list[bool]:
     """Which of the messages are not read one by one."""
-    table = np.empty((len(Row._fields), len(frames)), np.int64)
-    return [bool(one) for one in columns._parse_similar(frames, table)]
+    times = np.empty((2, len(frames)), np.int64)
+    return replies._parse_similar(frames, frames.table.copy(), times).tolist()
 
 
 _NUMBER = st.one_of(
@@ -105,7 +117,8 @@ _LINES = st.lists(
     st.sampled_from(
         [
             b"Nats-Stream: KV_b\r\n",
-            b"Nats-Stream: P\r\nNats-Subject: p\r\nNats-Sequence: 1\r\nNats-Time-Stamp: t\r\n",
+            b"Nats-Stream: P\r\nNats-Subject: p\r\nNats-Sequence: 1\r\n"
+            b"Nats-Time-Stamp: 2026-11-21T05:04:14Z\r\n",
             b"Nats-Num-Pending: 1\r\n",
             b"Nats-Last-Sequence: 1\r\n",
             b"a: b\r\n",
@@ -122,7 +135,7 @@ _VALUES: dict[str, st.SearchStrategy[bytes]] = {
     "stream": st.one_of(st.sampled_from([b"KV_b", b"KV_bb", b"S"]), _TEXT),
     "subject": _TEXT,
     "seq": _NUMBER,
-    "time": st.one_of(st.sampled_from([b"2026-11-21T05:04:14Z"]), _TEXT),
+    "time": st.sampled_from([b"2026-11-21T05:04:14Z", b"2026-11-21T06:04:14.1+01:00"]),
     "pending": _NUMBER,
     "previous": _NUMBER,
     "more": _LINES,
@@ -220,31 +233,30 @@ def test_usual_frames_are_read_together(fields: Fields, fits: bool) -> None:
 
 def test_stray_cr_affects_one_message() -> None:
     frames = cut([frame(USUAL)] * 40 + [frame(USUAL | {"subject": b"a\rb"})] + [frame(USUAL)])
-    assert len(check(frames)) == 40
+    assert len(read_replies(frames)) == 40
+
+
+@pytest.mark.parametrize("count", [1, 40], ids=["one by one", "together"])
+@pytest.mark.parametrize("time", [b"never", b"2026-13-21T05:04:14Z", b"", b"\xff"])
+def test_timestamp_invalid(time: bytes, count: int) -> None:
+    with pytest.raises(ProtocolError, match="Nats-Time-Stamp"):
+        read_replies(cut([frame(USUAL | {"time": time})] * count))
 
 
 def test_frames_empty() -> None:
     none = read_replies(cut([]))
-    assert (len(none), list(none), none.all_from("S"), len(ReplyColumns.join([]))) == (
-        0,
-        [],
-        True,
-        0,
-    )
+    assert (len(none), none.all_from("S"), len(Replies.join([]))) == (0, True, 0)
 
 
-def test_parts_and_whole() -> None:
-    """Positions stay right when frames are copied elsewhere."""
+def test_positions_of_joined_parts() -> None:
     parts = [
         read_replies(cut([frame(USUAL | {"seq": b"%d" % n}) for n in range(begin, begin + 50)]))
         for begin in (1, 51, 101)
     ]
-    whole = ReplyColumns.join(parts)
-    assert list(whole) == [answer for part in parts for answer in part]
-    assert list(whole[40:120:7]) == list(whole)[40:120:7]
-    assert repr(whole) == "<ReplyColumns 150, 1..150>"
-    with pytest.raises(IndexError):
-        whole[150]
+    whole = Replies.chain(parts)
+    assert whole.stream_seq.tolist() == list(range(1, 151))
+    assert whole.all_from("KV_b")
+    assert {whole.subject(i) for i in range(150)} == {USUAL["subject"]}
 
 
 @settings(deadline=None)
