@@ -235,8 +235,7 @@ def _source_json(source: Source, live: LiveState | None) -> dict[str, Any]:
 
 def _print_metrics(checkpoint: Checkpoint, live: LiveStates) -> None:
     # Imported here: the other reports do not require the extra.
-    from nats_stream_source.metrics.lag import Lag, record_lags
-    from nats_stream_source.metrics.recorder import Recorder
+    from nats_stream_source.metrics.recorder import Lag, Recorder
     from nats_stream_source.metrics.table import PROBLEM
 
     recorder, query = Recorder(), checkpoint.query_id or str(checkpoint.path)
@@ -252,7 +251,7 @@ def _print_metrics(checkpoint: Checkpoint, live: LiveStates) -> None:
         if problem is not None:
             print(problem, file=sys.stderr)
     for name, behind in lags.items():
-        record_lags(recorder, query, name, behind)
+        recorder.set_lags(query, name, behind)
     print(recorder.text(), end="")
 
 

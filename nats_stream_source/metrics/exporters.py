@@ -9,14 +9,13 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIServer
 
 from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.extras import import_failure
 from nats_stream_source.logs import field_logger
-from nats_stream_source.metrics.active import start_recorder
+from nats_stream_source.metrics import start_recorder
 from nats_stream_source.metrics.recorder import Recorder
 from nats_stream_source.metrics.table import METRICS, PREFIX, Metric
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 log = field_logger("nats_stream_source.metrics")
 
-ALL_INTERFACES = "0.0.0.0"
+_ALL_INTERFACES = "0.0.0.0"
 _ADDRESS = re.compile(r"(?:(\[[^]]+\]|[^]:[]+):)?(\d{1,5})", re.ASCII)
 _UNITS = {"seconds": "s", "bytes": "By", "": "1"}
 
@@ -34,55 +33,36 @@ _servers: dict[tuple[str, int], tuple[WSGIServer, threading.Thread]] = {}
 _instrumented = False
 
 
-@dataclass(frozen=True, slots=True)
-class Exporters:
-    """The exporters that a query asks for.
+def start_exporters(
+    prometheus: int | str | None, opentelemetry: bool
+) -> tuple[Recorder, str | None]:
+    """Start the exporters that do not run yet.
 
-    Attributes:
-        address: host and port of the endpoint for Prometheus; None for no endpoint.
+    Args:
+        prometheus: the port of the endpoint, or ``"host:port"``; None for no endpoint.
         opentelemetry: whether values also go to OpenTelemetry's global meter provider.
+
+    Returns:
+        The recorder of this process; host and port of the endpoint, None if it could not listen.
+
+    Raises:
+        ConfigurationError: ``prometheus`` is neither a port nor ``"host:port"``.
+        MissingPackageError: a package of the extra ``metrics`` is not installed.
     """
-
-    address: tuple[str, int] | None
-    opentelemetry: bool
-
-    @classmethod
-    def parse(cls, prometheus: int | str | None, opentelemetry: bool) -> Exporters:
-        """From the arguments of ``watch_progress`` and ``follow``.
-
-        Raises:
-            ConfigurationError: ``prometheus`` is not a port, or ``"host:port"``.
-        """
-        if prometheus is None:
-            return cls(None, opentelemetry)
+    match = None
+    if prometheus is not None:
         match = _ADDRESS.fullmatch(str(prometheus))
         if match is None or isinstance(prometheus, bool) or int(match[2]) > 65535:
             raise ConfigurationError(
                 f"invalid argument: prometheus is {prometheus!r}, expected a port from 0 to 65535, "
                 f"or 'host:port'"
             )
-        host = (match[1] or ALL_INTERFACES).strip("[]")
-        return cls((host, int(match[2])), opentelemetry)
-
-    def start(self) -> Recorder:
-        """Start what does not run yet; returns the recorder of this process.
-
-        Raises:
-            MissingPackageError: a package of the extra ``metrics`` is not installed.
-        """
-        recorder = start_recorder()
-        if self.opentelemetry:
-            _instrument(recorder)
-        if self.address is not None:
-            _listen(recorder, *self.address)
-        return recorder
-
-
-def served_address(exporters: Exporters) -> str | None:
-    """Host and port of the endpoint; None if there is none, or it could not listen."""
-    with _lock:
-        server = _servers.get(exporters.address) if exporters.address else None
-    return None if server is None else f"{server[0].server_name}:{server[0].server_port}"
+    recorder = start_recorder()
+    if opentelemetry:
+        _instrument(recorder)
+    if match is None:
+        return recorder, None
+    return recorder, _listen(recorder, (match[1] or _ALL_INTERFACES).strip("[]"), int(match[2]))
 
 
 def close_endpoints() -> None:
@@ -95,24 +75,25 @@ def close_endpoints() -> None:
         _servers.clear()
 
 
-def _listen(recorder: Recorder, host: str, port: int) -> None:
+def _listen(recorder: Recorder, host: str, port: int) -> str | None:
     from prometheus_client import start_http_server
 
     with _lock:
-        if (host, port) in _servers:
-            return
-        try:
-            server, thread = start_http_server(port, host, recorder)
-        except OSError as error:
-            log.warning(
-                "the endpoint for Prometheus could not listen, the query runs without it",
-                address=f"{host}:{port}",
-                error=error,
-                action="free the port or use another one",
-            )
-            return
-        _servers[host, port] = server, thread
-        log.info("metrics are served", address=f"{host}:{server.server_port}", path="/metrics")
+        if (host, port) not in _servers:
+            try:
+                server, thread = start_http_server(port, host, recorder)
+            except OSError as error:
+                log.warning(
+                    "the endpoint for Prometheus could not listen, the query runs without it",
+                    address=f"{host}:{port}",
+                    error=error,
+                    action="free the port or use another one",
+                )
+                return None
+            _servers[host, port] = server, thread
+            log.info("metrics are served", address=f"{host}:{server.server_port}", path="/metrics")
+        server, _ = _servers[host, port]
+    return f"{server.server_name}:{server.server_port}"
 
 
 def _instrument(recorder: Recorder) -> None:

@@ -1,6 +1,6 @@
 """The values of the metrics in the driver's process.
 
-One recorder exists for the process (:mod:`active`): merges, listeners and endpoints of all queries
+One recorder exists for the process: merges, listeners and endpoints of all queries
 share it. A failure to record is logged once and never reaches the query.
 
 **Queries.** The label ``query`` is the query's name, or its id if it does not have a name. Spark
@@ -16,13 +16,25 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nats_stream_source.extras import import_failure
 from nats_stream_source.logs import field_logger
 from nats_stream_source.metrics.counts import Counts
-from nats_stream_source.metrics.table import ACTIVE, METRICS, Metric
+from nats_stream_source.metrics.table import (
+    ACTIVE,
+    AVG_BEHIND,
+    BYTES_BEHIND,
+    MAX_BEHIND,
+    METRICS,
+    MIN_BEHIND,
+    OFFSETS_BEHIND,
+    SECONDS_BEHIND,
+    TOTAL_BYTES_BEHIND,
+    Metric,
+)
 
 try:
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -40,6 +52,15 @@ _WAITING = 1000
 log = field_logger("nats_stream_source.metrics")
 
 Observer = Callable[[Metric, float, dict[str, str]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far a source is behind the end of a stream; None where unknown."""
+
+    rows: int | None = None
+    seconds: float | None = None
+    nbytes: int | None = None
 
 
 class Recorder:
@@ -151,10 +172,26 @@ class Recorder:
         """Set a gauge."""
         self._metrics[metric.name].labels(query, *labels).set(value)
 
-    def remove(self, metric: Metric, query: str, *labels: str) -> None:
-        """Remove the series of a gauge, which is unknown now."""
-        with contextlib.suppress(KeyError):
-            self._metrics[metric.name].remove(query, *labels)
+    def set_lags(self, query: str, source: str, lags: Mapping[str, Lag]) -> None:
+        """Set the lag of a source, by stream and of all its streams."""
+        for stream, behind in lags.items():
+            for metric, value in (
+                (OFFSETS_BEHIND, behind.rows),
+                (SECONDS_BEHIND, behind.seconds),
+                (BYTES_BEHIND, behind.nbytes),
+            ):
+                if value is not None:
+                    self.set(metric, value, query, source, stream)
+                else:
+                    with contextlib.suppress(KeyError):
+                        self._metrics[metric.name].remove(query, source, stream)
+        rows = [one.rows for one in lags.values() if one.rows is not None]
+        if rows:
+            self.set(MIN_BEHIND, min(rows), query, source)
+            self.set(MAX_BEHIND, max(rows), query, source)
+            self.set(AVG_BEHIND, sum(rows) / len(rows), query, source)
+            total = sum(one.nbytes or 0 for one in lags.values())
+            self.set(TOTAL_BYTES_BEHIND, total, query, source)
 
     def add(self, metric: Metric, amount: float, query: str, *labels: str) -> None:
         """Add to a counter."""

@@ -265,11 +265,11 @@ def start_metrics(prometheus: int | str | None, opentelemetry: bool) -> Progress
     if prometheus is None and not opentelemetry:
         return None
     # Imported here: the package of the extra is only required for metrics.
-    from nats_stream_source.metrics.exporters import Exporters
+    from nats_stream_source.metrics.exporters import start_exporters
     from nats_stream_source.spark.progress_metrics import progress_metrics
     from nats_stream_source.spark.task_counts import pass_on_task_counts
 
-    recorder = Exporters.parse(prometheus, opentelemetry).start()
+    recorder, _ = start_exporters(prometheus, opentelemetry)
     recorder.pull(pass_on_task_counts)
     return progress_metrics(recorder)
 

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from nats_stream_source.metrics.counts import Counts
-from nats_stream_source.metrics.lag import Lag, record_lags
-from nats_stream_source.metrics.recorder import Recorder
+from nats_stream_source.metrics.recorder import Lag, Recorder
 from nats_stream_source.metrics.table import FAILURES, INPUT_ROWS, LAST_REPORT, STEP_SECONDS
 from nats_stream_source.spark.reported_offsets import PlannerReport, lag, positions
 
@@ -115,9 +114,9 @@ class ProgressMetrics:
             rows, seconds = lag(end, newest.get(stream))
             size = None if rows is None else planner.bytes_behind.get(stream, 0)
             lags[stream] = Lag(rows, seconds, size)
-        record_lags(recorder, query, number, lags)
+        recorder.set_lags(query, number, lags)
         for stream in self._streams.get((query, number), set()) - ends.keys():
-            record_lags(recorder, query, number, {stream: Lag()})
+            recorder.set_lags(query, number, {stream: Lag()})
         self._streams[query, number] = set(ends)
 
 

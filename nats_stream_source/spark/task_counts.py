@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pyspark import TaskContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
 
-from nats_stream_source.metrics.active import recorder
+from nats_stream_source.metrics import recorder
 from nats_stream_source.metrics.counts import Counts, take
 from nats_stream_source.spark.session import is_connect
 

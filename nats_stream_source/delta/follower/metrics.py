@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from nats_stream_source.delta.merge_metrics import merge_metrics
 from nats_stream_source.delta.merge_result import MergeResult
 from nats_stream_source.metrics.counts import take
-from nats_stream_source.metrics.exporters import Exporters, served_address
-from nats_stream_source.metrics.lag import Lag, record_lags
+from nats_stream_source.metrics.exporters import start_exporters
+from nats_stream_source.metrics.recorder import Lag
 from nats_stream_source.metrics.table import FAILURES, INPUT_ROWS, LAST_REPORT
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ class FollowerMetrics:
     """
 
     def __init__(self, prometheus: int | str | None, opentelemetry: bool) -> None:
-        self._exporters = Exporters.parse(prometheus, opentelemetry)
-        self._recorder = self._exporters.start()
+        self._recorder, self._address = start_exporters(prometheus, opentelemetry)
         self._id = str(uuid.uuid4())
         self._label = ""
         self._follower: Follower | None = None
@@ -45,8 +44,8 @@ class FollowerMetrics:
         self._follower = follower
         self._label = self._recorder.begin(self._id, self._id, f"follow {follower.bucket}")
         self._recorder.pull(self._pull)
-        if (address := served_address(self._exporters)) is not None:
-            print(f"metrics: http://{address}/metrics", file=sys.stderr)
+        if self._address is not None:
+            print(f"metrics: http://{self._address}/metrics", file=sys.stderr)
 
     def merged(self, result: MergeResult) -> None:
         """A merge has ended."""
@@ -74,4 +73,4 @@ class FollowerMetrics:
         recorder.add_counts(take(), query, "executor")
         if progress.behind is not None:
             lag = Lag(progress.behind, progress.seconds_behind)
-            record_lags(recorder, query, _SOURCE, {self._follower.stream: lag})
+            recorder.set_lags(query, _SOURCE, {self._follower.stream: lag})

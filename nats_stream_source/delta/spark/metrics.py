@@ -6,7 +6,7 @@ from pyspark.sql import SparkSession
 
 from nats_stream_source.delta.merge_metrics import merge_metrics
 from nats_stream_source.delta.merge_result import MergeResult
-from nats_stream_source.metrics.active import recorder
+from nats_stream_source.metrics import recorder
 from nats_stream_source.spark.task_counts import QUERY_ID
 
 

@@ -17,11 +17,11 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from nats_stream_source import register, watch_progress
+from nats_stream_source import metrics, register, watch_progress
 from nats_stream_source.delta import follow
 from nats_stream_source.embedded import NatsServer, free_port
 from nats_stream_source.jetstream.times import nanoseconds
-from nats_stream_source.metrics import active, exporters
+from nats_stream_source.metrics import exporters
 from tests.integration.delta.kv_bucket import Bucket
 from tests.integration.delta.table_content import live, stored
 from tests.support.proxy.fault_proxy import Proxy
@@ -36,7 +36,7 @@ LOGGER = "nats_stream_source.metrics"
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """A port for the endpoint of a test, which does not have the counts of earlier queries."""
-    monkeypatch.setattr(active, "_recorder", None)
+    monkeypatch.setattr(metrics, "_recorder", None)
     yield free_port()
     exporters.close_endpoints()
 
@@ -372,7 +372,7 @@ def test_endpoint_that_cannot_listen_and_failing_recorder_leave_query_unharmed(
 
     with socket.create_server(("127.0.0.1", port)), monkeypatch.context() as patch:
         # Not of the class: a listener of an earlier query has its own recorder and would warn too.
-        patch.setattr(active.start_recorder(), "add", fail)
+        patch.setattr(metrics.start_recorder(), "add", fail)
         query = begin(
             lambda: follow(
                 changes(spark, bucket),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import sys
 from collections import Counter
@@ -18,9 +17,10 @@ from opentelemetry.sdk.metrics.export import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
+from nats_stream_source import metrics
 from nats_stream_source.errors import ConfigurationError, MissingPackageError
-from nats_stream_source.metrics import active, counts, exporters
-from nats_stream_source.metrics.exporters import Exporters
+from nats_stream_source.metrics import counts, exporters
+from nats_stream_source.metrics.exporters import start_exporters
 from nats_stream_source.metrics.recorder import Recorder
 from nats_stream_source.metrics.table import (
     ACTIVE,
@@ -82,9 +82,9 @@ def reader() -> InMemoryMetricReader:
 def test_opentelemetry_has_same_values(
     reader: InMemoryMetricReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(active, "_recorder", None)
-    recorder = Exporters.parse(None, True).start()
-    assert Exporters.parse(None, True).start() is recorder  # no second set of instruments
+    monkeypatch.setattr(metrics, "_recorder", None)
+    recorder, _ = start_exporters(None, True)
+    assert start_exporters(None, True) == (recorder, None)  # no second set of instruments
     recorder.set(OFFSETS_BEHIND, 7, "q", "0", "KV_fleet")
     recorder.add(INPUT_ROWS, 5, "q", "0")
     recorder.observe(FRESHNESS, 0.25, "q", "/lake/fleet")
@@ -205,27 +205,13 @@ def test_failure_of_source_is_logged_once(caplog: pytest.LogCaptureFixture) -> N
 @pytest.mark.parametrize("given", ["x", "", -1, 65536, "host:", True, 1.5, "::1"])
 def test_address_that_is_invalid(given: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"prometheus is .*expected a port"):
-        Exporters.parse(given, False)
-
-
-@pytest.mark.parametrize(
-    ("given", "address"),
-    [
-        (9464, ("0.0.0.0", 9464)),
-        ("9464", ("0.0.0.0", 9464)),
-        ("127.0.0.1:0", ("127.0.0.1", 0)),
-        ("[::1]:9464", ("::1", 9464)),
-        (None, None),
-    ],
-)
-def test_address(given: int | str | None, address: tuple[str, int] | None) -> None:
-    assert Exporters.parse(given, False).address == address
+        start_exporters(given, False)
 
 
 @pytest.fixture
 def without_prometheus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    monkeypatch.setattr(active, "_recorder", None)
+    monkeypatch.setattr(metrics, "_recorder", None)
     monkeypatch.delitem(sys.modules, "nats_stream_source.metrics.recorder")
     monkeypatch.delitem(sys.modules, "nats_stream_source.metrics.exporters")
 
@@ -240,21 +226,21 @@ def test_metrics_without_extra() -> None:
 def test_opentelemetry_without_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.metrics", None)
     with pytest.raises(MissingPackageError, match=r"nats-stream-source\[metrics\]"):
-        Exporters.parse(None, True).start()
+        start_exporters(None, True)
 
 
-def test_port_in_use_warns(
+def test_endpoint_is_shared_and_port_in_use_warns(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
-    monkeypatch.setattr(active, "_recorder", None)
+    monkeypatch.setattr(metrics, "_recorder", None)
     try:
-        Exporters.parse("127.0.0.1:0", False).start()
-        ((host, _), (server, _)), *others = exporters._servers.items()
-        assert not others
-        Exporters.parse("127.0.0.1:0", False).start()
-        assert len(exporters._servers) == 1  # shared
-        Exporters.parse(f"{host}:{server.server_port}", False).start()
+        recorder, address = start_exporters("127.0.0.1:0", False)
+        assert address is not None
+        for again in ("127.0.0.1:0", 0):
+            assert start_exporters(again, False)[0] is recorder
+        assert [host for host, _ in exporters._servers] == ["127.0.0.1", "0.0.0.0"]
+        port = address.rpartition(":")[2]
+        assert start_exporters(f"[127.0.0.1]:{port}", False) == (recorder, None)
         assert "could not listen" in caplog.text
     finally:
         exporters.close_endpoints()
