@@ -5,27 +5,31 @@ An option is taken from the first of these that sets it, as the ``nats`` command
 1. its flag;
 2. its environment variable, ``NATS_`` and the name, or the variable of the ``nats`` command:
    ``NATS_URL``, ``NATS_CREDS``, …;
-3. the context (``contexts``) that ``--context`` or ``NATS_CONTEXT`` names, else the selected one;
+3. the context that ``--context`` or ``NATS_CONTEXT`` names, else the selected one;
 4. its default; for ``servers`` that is ``nats://127.0.0.1:4222``.
 
 The authentication method is one option in this sense: a user from a variable replaces the
 credentials file of a context. Variables and contexts may have the user and the password in the URL,
 a flag must not: other users of the machine can read a command line.
+
+**Contexts.** ``nats context add`` writes ``nats/context/NAME.json`` below ``$XDG_CONFIG_HOME``
+(default ``~/.config``), and ``nats context select`` writes the name of the selected context to
+``nats/context.txt``. As in the package ``natscontext`` of jsm.go, paths may start with ``~`` or
+``file://`` and contain variables, and a password or a token may be a reference ``env://NAME``.
+Other references (``data:``, ``op://``, ``nsc://``) are refused, unknown fields are ignored. No
+error contains the value of a field.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
-from nats_stream_source.cli.contexts import (
-    ContextError,
-    Value,
-    read_context,
-    selected_context,
-)
 from nats_stream_source.cli.flags import DEFAULT_SERVER, flag, given, variable
 from nats_stream_source.connection.server_url import ServerUrl, UserInfo
 from nats_stream_source.errors import ConfigurationError, OptionError
@@ -40,6 +44,26 @@ _NATS_VARIABLES = {
     "tlsCertFile": "NATS_CERT",
     "tlsKeyFile": "NATS_KEY",
 }
+# The fields of a context, and the options that they set.
+_FIELDS = {
+    "url": "servers",
+    "user": "user",
+    "password": "password",
+    "creds": "credentials",
+    "nkey": "nkeySeedFile",
+    "token": "token",
+    "cert": "tlsCertFile",
+    "key": "tlsKeyFile",
+    "ca": "tlsCaFile",
+    "tls_first": "tlsHandshakeFirst",
+    "inbox_prefix": "inboxPrefix",
+    "jetstream_domain": "domain",
+    "jetstream_api_prefix": "apiPrefix",
+}
+_PATHS, _SECRETS = ("creds", "nkey", "cert", "key", "ca"), ("password", "token")
+# Without them the connection would take another way, or authenticate as another user.
+_UNSUPPORTED = ("nsc", "socks_proxy", "user_jwt", "windows_cert_store")
+_REFERENCE = re.compile(r"(env|file|data|op|nsc):(?://)?", re.IGNORECASE)
 # Groups of which one member is used: that of the flags, else of the variables, else of the context.
 _EXCLUSIVE = (
     (
@@ -53,6 +77,23 @@ _EXCLUSIVE = (
 )
 # Any word that Spark's redaction recognises, so that the parser accepts the content of a file.
 _REDACTION_MARK = "\n# secret"
+
+
+class ContextError(OptionError):
+    """A context is missing, is not valid, or has a field that is not supported."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """The value of an option.
+
+    Attributes:
+        text: the value as Spark would pass it.
+        origin: the place that the user can change: a flag, a variable, a field of a context.
+    """
+
+    text: str
+    origin: str
 
 
 def connection(
@@ -100,19 +141,76 @@ def _variables(environment: Mapping[str, str]) -> dict[str, Value]:
     return values
 
 
-def _context(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Mapping[str, Value]:
+def _context(arguments: argparse.Namespace, environment: Mapping[str, str]) -> dict[str, Value]:
     if arguments.no_context:
         return {}
+    home = environment.get("XDG_CONFIG_HOME")
+    directory = (Path(home) if home else Path.home() / ".config") / "nats"
     if name := arguments.context or environment.get("NATS_CONTEXT"):
-        return read_context(name, environment)
-    if (name := selected_context(environment)) is None:
-        return {}
+        return _read_context(directory / "context", name, environment)
     try:
-        return read_context(name, environment)
+        name = (directory / "context.txt").read_text("utf-8").strip()
+        return _read_context(directory / "context", name, environment) if name else {}
+    except (OSError, UnicodeDecodeError):
+        return {}
     except ContextError as error:
         raise ContextError(
             f"{error}; it is the selected context: --no-context ignores it"
         ) from None
+
+
+def _read_context(directory: Path, name: str, environment: Mapping[str, str]) -> dict[str, Value]:
+    """The options that a context sets. ``servers`` may contain a user and a password."""
+    path = directory / f"{name}.json"
+    if path.parent != directory or ".." in name:
+        raise ContextError(f"invalid name of a context: {name!r}")
+    try:
+        fields = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        known = ", ".join(sorted(file.stem for file in directory.glob("*.json")))
+        listed = f"the contexts are {known}" if known else "the directory has no contexts"
+        raise ContextError(
+            f"could not read context {name!r}: {path} does not exist; {listed}"
+        ) from None
+    except OSError as error:
+        raise ContextError(f"could not read context {name!r}: {path}: {error.strerror}") from None
+    except ValueError:
+        fields = None
+    if not isinstance(fields, dict):
+        raise ContextError(f"could not read context {name!r}: {path} is not a JSON object")
+    values = {}
+    for field in (*_FIELDS, *_UNSUPPORTED):
+        if not (content := fields.get(field)):
+            continue
+        try:
+            text = "true" if field == "tls_first" else _resolved(field, content, environment)
+        except ValueError as error:
+            raise ContextError(f"could not use context {name!r}: field {field!r} {error}") from None
+        # Without quotes, which mark the names of settings in errors.
+        values[_FIELDS[field]] = Value(text, f"field {field} of context {name}")
+    return values
+
+
+def _resolved(field: str, content: object, environment: Mapping[str, str]) -> str:
+    """The value that a field contains or refers to; a ValueError has what is wrong with it."""
+    if field in _UNSUPPORTED:
+        raise ValueError("is not supported")
+    if not isinstance(content, str):
+        raise ValueError("must be a string")
+    reference = _REFERENCE.match(content)
+    scheme = reference[1].lower() if reference else ""
+    rest = content[reference.end() :] if reference else content
+    if field in _PATHS:
+        if scheme not in ("", "file"):
+            raise ValueError("must be the path of a file")
+        return os.path.expanduser(os.path.expandvars(rest))
+    if field not in _SECRETS or not scheme:
+        return content
+    if scheme != "env":
+        raise ValueError(f"refers to {scheme}:, expected the value itself, or env://NAME")
+    if not (value := environment.get(rest)):
+        raise ValueError("refers to an environment variable that is not set")
+    return value.rstrip("\r\n")
 
 
 def _add_layer(values: dict[str, Value], layer: Mapping[str, Value]) -> None:

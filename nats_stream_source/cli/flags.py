@@ -16,20 +16,20 @@ from collections.abc import Iterable, Mapping
 from nats_stream_source.errors import NatsSourceError, OptionError
 from nats_stream_source.options import CONNECTION, KV, STREAM, Option
 from nats_stream_source.options.hints import names_of_settings
+from nats_stream_source.options.table import setting_of
 
 DEFAULT_SERVER = "nats://127.0.0.1:4222"
 
 _PROMPT = "-"
-# The options beside those of the connection that have flags.
-KV_FLAGS, STREAM_FLAGS, COMMON_FLAGS = (
+# The options beside those of the connection that have flags; a bucket has `startSequence` too.
+KV_FLAGS, STREAM_FLAGS = (
     tuple(option for option in table if option.name in names)
     for table, names in (
         (KV, ("bucket", "keys", "keyCodec", "valueCodec", "onUndecodable")),
-        (STREAM, ("stream", "subject", "filterSubjects")),
-        (STREAM, ("startSequence",)),
+        (STREAM, ("stream", "subject", "filterSubjects", "startSequence")),
     )
 )
-_ALL_FLAGS = CONNECTION + KV_FLAGS + STREAM_FLAGS + COMMON_FLAGS
+_ALL_FLAGS = CONNECTION + KV_FLAGS + STREAM_FLAGS
 _NAMES = {option.name for option in _ALL_FLAGS}
 _SETTINGS = {option.setting: option.name for option in _ALL_FLAGS}
 _QUOTED = r"'\w+'"
@@ -51,31 +51,16 @@ _HELP = {
     "connectTimeout": "Maximum time to connect. Default: 10. A server that refuses the connection "
     "is not tried again.",
 }
-_METAVARS = {
-    "bucket": "NAME",
-    "keys": "FILTERS",
-    "keyCodec": "CODECS",
-    "valueCodec": "CODECS",
-    "onUndecodable": "fail|skip|null",
-    "stream": "NAME",
-    "subject": "SUBJECT",
-    "filterSubjects": "SUBJECTS",
-    "startSequence": "N",
-}
-
-
-def _snake_case(name: str) -> str:
-    return re.sub(r"([A-Z])", r"_\1", name).lower()
 
 
 def flag(name: str) -> str:
     """The flag of an option."""
-    return "--" + _snake_case(name).replace("_", "-")
+    return "--" + setting_of(name).replace("_", "-")
 
 
 def variable(name: str) -> str:
     """The environment variable of an option of the connection."""
-    return f"NATS_{_snake_case(name).upper()}"
+    return f"NATS_{setting_of(name).upper()}"
 
 
 def error_text(error: NatsSourceError, origins: Mapping[str, str]) -> str:
@@ -106,13 +91,6 @@ def error_text(error: NatsSourceError, origins: Mapping[str, str]) -> str:
     return f"{text} ({' or '.join(places)})" if places else text
 
 
-def count(text: str) -> int:
-    """A number of at least 1, as the type of an argument."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
-    return int(text)
-
-
 def add_options(parser: argparse._ArgumentGroup, options: Iterable[Option]) -> None:
     """Add a flag for each option; the table of options parses and validates the values."""
 
@@ -124,10 +102,9 @@ def add_options(parser: argparse._ArgumentGroup, options: Iterable[Option]) -> N
         description = re.sub(r"`([^`]+)`", quoted_to_flag, description).replace("%", "%%")
         if _can_prompt(option):
             description = f"{description} Use - to be prompted, or {variable(option.name)}."
-        kind = (
-            option.kind.name.rpartition(" of ")[2].rpartition(" in ")[2].upper().replace(" ", "-")
-        )
-        metavar = _METAVARS.get(option.name, kind)
+        choices = re.findall(r"`(\w+)`", option.kind.name)
+        words = option.kind.name.rpartition(" of ")[2].rpartition(" in ")[2].partition(",")[0]
+        metavar = "|".join(choices) or words.upper().replace(" ", "-")
         parser.add_argument(flag(option.name), dest=option.name, metavar=metavar, help=description)
 
 

@@ -27,13 +27,8 @@ def terminal_columns() -> int | None:
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON value on one line; escaped if the output's encoding lacks a character."""
-    text = json.dumps(value, ensure_ascii=False)
-    try:
-        text.encode(sys.stdout.encoding or "utf-8")
-    except UnicodeEncodeError:
-        text = json.dumps(value)
-    print(text)
+    """Print one JSON value on one line; in ASCII if the output's encoding is not UTF-8."""
+    print(json.dumps(value, ensure_ascii=(sys.stdout.encoding or "utf-8").lower() != "utf-8"))
 
 
 class Table:

@@ -1,8 +1,9 @@
 """``peek``: shows the first or last rows of a bucket or stream, and follows it.
 
-A bucket's rows are its stored revisions in order. To find the last rows the command reads ranges of
-growing length before the last sequence: the number of sequences that contain the rows is not known
-in advance.
+The query, the ordered consumer and the rows are the same as in a Spark task. Nothing is written,
+and the consumer is deleted at the end. A bucket's rows are its stored revisions in order. To find
+the last rows the command reads ranges of growing length before the last sequence: the number of
+sequences that contain the rows is not known in advance.
 
 With ``--follow`` the command prints the last rows, and then each new row when it arrives, until
 Ctrl-C, SIGTERM (exit status 143), or until the reader of its output closes the pipe. Each row is
@@ -17,11 +18,14 @@ import contextlib
 import signal
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from nats_stream_source.cli import local_reader
-from nats_stream_source.cli.flags import count
+import pyarrow as pa
+
+from nats_stream_source.cli.connection import connection
+from nats_stream_source.cli.flags import KV_FLAGS, STREAM_FLAGS, add_connection, add_options, given
 from nats_stream_source.cli.output import (
     Table,
     closed_pipe,
@@ -31,8 +35,19 @@ from nats_stream_source.cli.output import (
     terminal_columns,
     text_width,
 )
-from nats_stream_source.errors import OptionError
+from nats_stream_source.connection.connection import Connection
+from nats_stream_source.errors import OptionError, StreamNotFoundError
+from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.ordered.reader import OrderedReader
+from nats_stream_source.jetstream.reusable_connection import SharedConnection
+from nats_stream_source.jetstream.stream_identity import KnownStream
+from nats_stream_source.jetstream.stream_info import StreamInfo
+from nats_stream_source.options import kv_options, stream_options
 from nats_stream_source.rows.base import FormatAdapter
+from nats_stream_source.rows.endless import EndlessRead
+from nats_stream_source.rows.kv import KvFormat
+from nats_stream_source.rows.splits import Split
+from nats_stream_source.rows.stream import StreamFormat
 
 _GROWTH = 8
 _MIN_LENGTH = 256
@@ -41,6 +56,10 @@ _WIDTH = 60
 _MIN_WIDTH = 10
 _TERMINATED = 128 + signal.SIGTERM
 _RIGHT = ("revision", "sequence")
+# `initial` and `delta` belong to a query; the others are the same in every row.
+_HIDDEN = ("initial", "delta", "stream_created", "bucket", "stream")
+
+Row = dict[str, Any]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("name", nargs="?", metavar="BUCKET", help="short for --bucket BUCKET")
     parser.add_argument(
-        "-n", "--rows", type=count, metavar="ROWS", help=f"number of rows; default: {_ROWS}"
+        "-n", "--rows", type=_count, metavar="ROWS", help=f"number of rows; default: {_ROWS}"
     )
     parser.add_argument("--last", action="store_true", help="the last rows, not the first")
     parser.add_argument(
@@ -63,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--width",
-        type=count,
+        type=_count,
         metavar="N",
         help=f"maximum width of a key or value in characters; default: {_WIDTH}, on a terminal "
         f"what fits a line",
@@ -71,28 +90,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="one JSON object per row, with whole values"
     )
-    local_reader.add_source(parser)
+    group = parser.add_argument_group(
+        "what to read", "A bucket with --bucket, or a stream with --stream or --subject."
+    )
+    add_options(group, KV_FLAGS + STREAM_FLAGS)
+    add_connection(parser)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
+    return int(text)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the rows; returns 0, also without rows."""
-    if arguments.name is not None:
-        if arguments.bucket is not None:
-            raise OptionError("the bucket is named twice: leave out --bucket")
-        arguments.bucket = arguments.name
-    query = local_reader.query_from_flags(arguments)
+    adapter = _adapter(arguments)
     output = _Output(arguments)
     if arguments.follow:
         try:
-            asyncio.run(_follow(query, arguments, output))
+            asyncio.run(_follow(adapter, arguments, output))
         except asyncio.CancelledError:
             return _TERMINATED
         return 0
-    rows = asyncio.run(_rows(query, arguments.rows or _ROWS, arguments.last))
+    rows = asyncio.run(_rows(adapter, arguments.rows or _ROWS, arguments.last))
     output.write(rows)
     if not rows and not arguments.json:
         print("no rows", file=sys.stderr)
     return 0
+
+
+def _adapter(arguments: argparse.Namespace) -> FormatAdapter:
+    """The query that the flags describe."""
+    if arguments.name is not None:
+        if arguments.bucket is not None:
+            raise OptionError("the bucket is named twice: leave out --bucket")
+        arguments.bucket = arguments.name
+    kv, stream = given(arguments, KV_FLAGS), given(arguments, STREAM_FLAGS)
+    start = stream.pop("startSequence", None)  # of both formats
+    if kv and stream:
+        raise OptionError("--bucket and --keys are for a bucket, the others for a stream; name one")
+    options = {**connection(arguments), **({"startSequence": start} if start else {})}
+    if stream:
+        return StreamFormat(stream_options({**options, **stream}))
+    if not kv:
+        raise OptionError("--bucket or --stream is missing: name the bucket or stream to read")
+    return KvFormat(kv_options({**options, **kv}))
 
 
 class _Output:
@@ -103,12 +146,12 @@ class _Output:
         self._width: int | None = arguments.width
         self._table: Table | None = None
 
-    def write(self, rows: Sequence[dict[str, Any]]) -> None:
+    def write(self, rows: Sequence[Row]) -> None:
         if self._json:
             for row in rows:
                 print_json({k: v for name in row for k, v in json_column(name, row[name]).items()})
         elif rows:
-            names = local_reader.shown_columns(rows[0])
+            names = [name for name in rows[0] if name not in _HIDDEN]
             width = self._width or _fitting_width(names, rows)
             self._width = width  # of later rows too
             if self._table is None:
@@ -118,7 +161,7 @@ class _Output:
         sys.stdout.flush()
 
 
-def _fitting_width(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> int:
+def _fitting_width(names: Sequence[str], rows: Sequence[Row]) -> int:
     """The width of a key and a value with which the rows fit the lines of a terminal."""
     if (columns := terminal_columns()) is None:
         return _WIDTH
@@ -136,47 +179,98 @@ def _fitting_width(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> int:
     return min(_WIDTH, max(_MIN_WIDTH, columns - shorter))
 
 
-async def _rows(query: FormatAdapter, count: int, last: bool) -> list[dict[str, Any]]:
-    async with local_reader.open_range(query) as source:
-        if last:
-            return await _last(source, count)
-        return await _first(source, source.first - 1, count)
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The present messages of a bucket or stream; ``info`` is from the leader."""
+
+    adapter: FormatAdapter
+    connection: SharedConnection
+    info: StreamInfo
+
+    @property
+    def before(self) -> int:
+        """The sequence before the first one to show."""
+        start = self.adapter.options.start_position.sequence or 1
+        return max(self.info.first_seq, start) - 1
+
+    async def batches(self, start: int) -> AsyncIterator[pa.RecordBatch]:
+        """The rows of ``(start, last sequence]`` in order."""
+        if start >= self.info.last_seq:
+            return
+        scope = self.adapter.read_scope(self.info)
+        known = KnownStream.of(self.info)
+        request = self.adapter.range_request(
+            scope, self.info.name, known, start, self.info.last_seq
+        )
+        split = Split(request, scope.prefix, initial_through=0)
+        reader = OrderedReader(self.connection, request)
+        # Also deletes the consumer if the caller stops early.
+        async with contextlib.aclosing(reader.batches()) as batches:
+            async for frames in batches:
+                if len(frames):
+                    yield self.adapter.record_batch(frames, split)
+
+    async def first(self, count: int) -> list[Row]:
+        """The first rows."""
+        rows: list[Row] = []
+        async with contextlib.aclosing(self.batches(self.before)) as batches:  # type: ignore[type-var]
+            async for batch in batches:
+                rows += batch.slice(0, count - len(rows)).to_pylist()
+                if len(rows) == count:
+                    break
+        return rows
+
+    async def last(self, count: int) -> list[Row]:
+        """The last rows."""
+        length = max(_MIN_LENGTH, count)
+        while True:
+            start = max(self.before, self.info.last_seq - length)
+            rows: deque[Row] = deque(maxlen=count)
+            async for batch in self.batches(start):
+                rows.extend(batch.slice(max(0, batch.num_rows - count)).to_pylist())
+            if len(rows) == count or start == self.before:
+                return list(rows)
+            length *= _GROWTH
 
 
-async def _follow(query: FormatAdapter, arguments: argparse.Namespace, output: _Output) -> None:
+@contextlib.asynccontextmanager
+async def _opened(adapter: FormatAdapter) -> AsyncIterator[_Source]:
+    async with await Connection.open(adapter.options.connection, retry=False) as connection:
+        try:
+            jetstream = JetStream(connection)
+            stream = await adapter.stream_name(jetstream)
+            info = await adapter.stream_info(jetstream, stream)
+            info = await adapter.completed(jetstream, info)
+            await adapter.verify_filters(jetstream, info)
+            yield _Source(adapter, SharedConnection(connection), info)
+        finally:
+            adapter.finish()
+
+
+async def _rows(adapter: FormatAdapter, count: int, last: bool) -> list[Row]:
+    async with _opened(adapter) as source:
+        return await (source.last(count) if last else source.first(count))
+
+
+async def _follow(adapter: FormatAdapter, arguments: argparse.Namespace, output: _Output) -> None:
     task = asyncio.current_task()
     assert task is not None
     # As after Ctrl-C, the consumer is deleted. (Windows has no such signal handlers.)
     with contextlib.suppress(NotImplementedError):
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    async with local_reader.open_range(query) as source, closed_pipe():
-        if arguments.rows is None and query.options.start_position.sequence is not None:
-            position = source.first - 1
+    async with _opened(adapter) as source, closed_pipe():
+        if arguments.rows is None and adapter.options.start_position.sequence is not None:
+            position = source.before
         else:
-            output.write(await _last(source, arguments.rows or _ROWS))
-            position = source.last
-        async with contextlib.aclosing(source.follow(position)) as batches:  # type: ignore[type-var]
-            async for batch in batches:
-                output.write(batch.to_pylist())
-
-
-async def _first(source: local_reader.StreamRange, start: int, count: int) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    async with contextlib.aclosing(source.rows(start, source.last)) as batches:  # type: ignore[type-var]
-        async for batch in batches:
-            rows += batch.slice(0, count - len(rows)).to_pylist()
-            if len(rows) == count:
-                break
-    return rows
-
-
-async def _last(source: local_reader.StreamRange, count: int) -> list[dict[str, Any]]:
-    length = max(_MIN_LENGTH, count)
-    while True:
-        start = max(source.first - 1, source.last - length)
-        rows: deque[dict[str, Any]] = deque(maxlen=count)
-        async for batch in source.rows(start, source.last):
-            rows.extend(batch.slice(max(0, batch.num_rows - count)).to_pylist())
-        if len(rows) == count or start < source.first:
-            return list(rows)
-        length *= _GROWTH
+            output.write(await source.last(arguments.rows or _ROWS))
+            position = source.info.last_seq
+        # As a watch: on any replica, since a consumer that runs on outlives its stream's leader.
+        read = EndlessRead(adapter, source.connection, source.info, position)
+        try:
+            async with contextlib.aclosing(read.batches()) as batches:
+                async for arrived in batches:
+                    output.write(arrived.rows.to_pylist())
+        except StreamNotFoundError:
+            raise StreamNotFoundError(
+                f"could not follow stream {source.info.name!r}: it was deleted"
+            ) from None

@@ -61,7 +61,12 @@ class Option:
     @property
     def setting(self) -> str:
         """The Python name: a field of ``ConnectionSettings`` or an argument of the API."""
-        return re.sub(r"([A-Z])", r"_\1", self.name).lower()
+        return setting_of(self.name)
+
+
+def setting_of(name: str) -> str:
+    """The Python name of an option: its name in snake case."""
+    return re.sub(r"([A-Z])", r"_\1", name).lower()
 
 
 def parse(

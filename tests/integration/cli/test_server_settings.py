@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import base64
 import json
 import os
 from collections.abc import Iterator
@@ -12,14 +11,11 @@ from typing import Any
 
 import pytest
 
-from nats_stream_source.cli.connection import connection
-from nats_stream_source.cli.contexts import ContextError
+from nats_stream_source.cli.connection import ContextError, connection
 from nats_stream_source.cli.flags import DEFAULT_SERVER, add_connection, error_text
 from nats_stream_source.cli.main import main
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import NatsSourceError, OptionError
-from nats_stream_source.options import connection_settings, parse
-from nats_stream_source.options.connection import CONNECTION
 from tests.support.nats import buckets
 
 _SECRET = "s3cr3t-word"
@@ -169,22 +165,9 @@ def test_context_fields(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
-def test_context_is_named_by_its_file(tmp_path: Path, home: Home) -> None:
-    file = home.context("prod", url="nats://prod")
-    assert options("--context", str(file.rename(tmp_path / "x.json")))["servers"] == "nats://prod"
-
-
-def test_references_to_secrets(home: Home) -> None:
-    creds = "-----BEGIN NATS USER JWT-----\nabc\n"
+def test_password_refers_to_variable(home: Home) -> None:
     home.context("v", user="u", password="env://PASS")
-    home.context("d", creds="data:;base64," + base64.b64encode(creds.encode()).decode())
-    home.context("j", user_jwt="abc", user_seed="SUxyz")
     assert options("--context", "v", PASS=_SECRET)["password"] == _SECRET
-    settings = connection_settings(parse(options("--context", "d"), CONNECTION))
-    assert str(settings.credentials_content).startswith(creds)
-    content = options("--context", "j")["credentialsContent"]
-    assert "abc" in content
-    assert "SUxyz" in content
 
 
 @pytest.mark.parametrize(
@@ -193,11 +176,11 @@ def test_references_to_secrets(home: Home) -> None:
         ({"socks_proxy": "socks5://u:s3cr3t-word@h"}, "field 'socks_proxy' is not supported"),
         ({"nsc": "nsc://o/a/u"}, "field 'nsc' is not supported"),
         ({"creds": "op://vault/s3cr3t-word"}, "field 'creds' must be the path of a file"),
-        ({"user": "u", "password": "op://s3cr3t-word"}, "field 'password' refers to op://"),
+        ({"user": "u", "password": "op://s3cr3t-word"}, "field 'password' refers to op:"),
         ({"token": ["s3cr3t-word"]}, "field 'token' must be a string"),
-        ({"user_jwt": "s3cr3t-word"}, "field 'user_jwt' requires the field 'user_seed'"),
+        ({"user_jwt": "s3cr3t-word"}, "field 'user_jwt' is not supported"),
         ({"token": "env://NOT_SET"}, "field 'token' refers to an environment variable"),
-        ({"token": "data:;base64,s3cr3t-word"}, "without valid base64"),
+        ({"token": "data:;base64,s3cr3t-word"}, "field 'token' refers to data:"),
     ],
 )
 def test_context_field_unusable_is_named(home: Home, fields: dict[str, Any], said: str) -> None:
