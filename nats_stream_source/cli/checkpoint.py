@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from nats_stream_source.errors import NatsSourceError, OffsetError
 from nats_stream_source.rows.offsets import ONE_STREAM, Offset, Position
@@ -51,11 +50,6 @@ class Source:
         """The offset of a query of this stream."""
         assert self.stream is not None
         return Offset({self.stream: position}, self.filter, ONE_STREAM)
-
-    @property
-    def key(self) -> tuple[str, str | None]:
-        """What identifies it within the checkpoint."""
-        return self.name, self.stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,16 +104,14 @@ def read_checkpoint(where: str) -> Checkpoint:
 
 
 def _local(where: str) -> Path:
-    if uri := re.fullmatch(r"file:(?://[^/]*)?(.*)", where, re.IGNORECASE | re.DOTALL):
-        # Spark takes the path of a file: URI literally; other programs encode it.
-        literal = Path(uri[1])
-        return literal if literal.exists() else Path(unquote(urlsplit(where).path))
-    if "://" in where:
+    # Spark takes the path of a file: URI literally.
+    path = re.sub(r"^file:(//[^/]*)?", "", where, flags=re.IGNORECASE)
+    if "://" in path:
         raise CheckpointError(
             f"could not read checkpoint: {where} is not on this machine; copy its directories "
             f"'offsets' and 'commits' and its file 'metadata', and use the copy"
         )
-    return Path(where)
+    return Path(path)
 
 
 def _last_number(log: Path) -> int | None:

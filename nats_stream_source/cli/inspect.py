@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from nats_stream_source.aio.tasks import gather_limited
 from nats_stream_source.cli.checkpoint import Checkpoint, Source, read_checkpoint
 from nats_stream_source.cli.connection import connection
 from nats_stream_source.cli.flags import add_connection, given
-from nats_stream_source.cli.output import format_integer, print_json
+from nats_stream_source.cli.output import print_json
 from nats_stream_source.connection.connection import Connection
 from nats_stream_source.connection.frame_scanner import select_frame_scanner
 from nats_stream_source.errors import (
@@ -65,8 +65,8 @@ class LiveState:
     lag_bytes: int | None = None
 
 
-LiveStates = Mapping[tuple[str, str | None], LiveState]
-"""By :attr:`Source.key`."""
+Compared = Sequence[tuple[Source, LiveState]]
+"""Each source with its stream; the state is empty without a comparison."""
 
 _PARALLEL = 32  # streams that are compared at a time
 
@@ -119,41 +119,43 @@ def run(arguments: argparse.Namespace) -> int:
             f"is the distance to the live stream"
         )
     checkpoint = read_checkpoint(arguments.checkpoint)
-    live: LiveStates = {}
+    compared: Compared = [(source, LiveState()) for source in checkpoint.sources]
     if options.get("servers"):
-        live = asyncio.run(_compare(checkpoint, options))
+        compared = asyncio.run(_compare(checkpoint, options))
     if arguments.json:
-        print_json(_as_json(checkpoint, live))
+        print_json(_as_json(checkpoint, compared))
     elif arguments.prometheus:
-        _print_metrics(checkpoint, live)
+        _print_metrics(checkpoint, compared)
     else:
-        _print(checkpoint, live)
-        if not live and any(source.stream is not None for source in checkpoint.sources):
+        _print(checkpoint, compared)
+        if not options.get("servers") and any(source.stream for source in checkpoint.sources):
             print("not compared with the streams: name a server with --servers or --context")
-    broken = any(source.problem for source in checkpoint.sources)
-    broken = broken or any(one.problem for one in live.values())
-    max_lag = arguments.max_lag
-    late = max_lag is not None and any((one.lag or 0) > max_lag for one in live.values())
-    return 1 if broken or late else 0
+    max_lag = sys.maxsize if arguments.max_lag is None else arguments.max_lag
+    return int(
+        any(
+            source.problem or live.problem or (live.lag or 0) > max_lag for source, live in compared
+        )
+    )
 
 
 # -- the live streams ---------------------------------------------------------------------------
 
 
-async def _compare(checkpoint: Checkpoint, options: Mapping[str, str]) -> LiveStates:
+async def _compare(checkpoint: Checkpoint, options: Mapping[str, str]) -> Compared:
     settings = connection_settings(parse(options, CONNECTION))
-    sources = [source for source in checkpoint.sources if source.stream is not None]
     async with await Connection.open(settings, retry=False) as connection:
+        shared = SharedConnection(connection)
         states = await gather_limited(
-            lambda source: _live(SharedConnection(connection), source, options), sources, _PARALLEL
+            lambda source: _live(shared, source, options), checkpoint.sources, _PARALLEL
         )
-    return {source.key: live for source, live in zip(sources, states, strict=True)}
+    return list(zip(checkpoint.sources, states, strict=True))
 
 
 async def _live(
     connection: SharedConnection, source: Source, options: Mapping[str, str]
 ) -> LiveState:
-    assert source.stream is not None
+    if source.stream is None:
+        return LiveState()
     at, query = _position(source), _query(source, options)
     planner = QueryPlanner(query, connection)
     try:
@@ -205,18 +207,18 @@ def _query(source: Source, options: Mapping[str, str]) -> FormatAdapter:
 # -- the report ---------------------------------------------------------------------------------
 
 
-def _as_json(checkpoint: Checkpoint, live: LiveStates) -> dict[str, Any]:
+def _as_json(checkpoint: Checkpoint, compared: Compared) -> dict[str, Any]:
     return {
         "checkpoint": str(checkpoint.path),
         "query": checkpoint.query_id,
         "committed_batch": checkpoint.committed,
         "planned_batch": checkpoint.planned,
         "frame_scanner": select_frame_scanner(),
-        "sources": [_source_json(source, live.get(source.key)) for source in checkpoint.sources],
+        "sources": [_source_json(source, live) for source, live in compared],
     }
 
 
-def _source_json(source: Source, live: LiveState | None) -> dict[str, Any]:
+def _source_json(source: Source, live: LiveState) -> dict[str, Any]:
     committed, planned = source.committed, source.planned
     return {
         "source": source.name,
@@ -224,29 +226,28 @@ def _source_json(source: Source, live: LiveState | None) -> dict[str, Any]:
         "bucket": _bucket(source),
         "committed": source.offset(committed).to_json() if committed else None,
         "planned": source.offset(planned).to_json() if planned else None,
-        "problem": source.problem or (live.problem if live else None),
+        "problem": source.problem or live.problem,
         "other": source.other,
-        "first_seq": live.first_seq if live else None,
-        "last_seq": live.last_seq if live else None,
-        "lag": live.lag if live else None,
-        "lag_seconds": live.lag_seconds if live else None,
+        "first_seq": live.first_seq,
+        "last_seq": live.last_seq,
+        "lag": live.lag,
+        "lag_seconds": live.lag_seconds,
     }
 
 
-def _print_metrics(checkpoint: Checkpoint, live: LiveStates) -> None:
+def _print_metrics(checkpoint: Checkpoint, compared: Compared) -> None:
     # Imported here: the other reports do not require the extra.
     from nats_stream_source.metrics.recorder import Lag, Recorder
     from nats_stream_source.metrics.table import PROBLEM
 
     recorder, query = Recorder(), checkpoint.query_id or str(checkpoint.path)
     lags: dict[str, dict[str, Lag]] = {}
-    for source in checkpoint.sources:
+    for source, live in compared:
         if source.other is not None:
             continue
-        state, stream = live.get(source.key, LiveState()), source.stream or ""
-        problem = source.problem or state.problem
+        stream, problem = source.stream or "", source.problem or live.problem
         recorder.set(PROBLEM, problem is not None, query, source.name, stream)
-        lag = Lag(state.lag, state.lag_seconds, state.lag_bytes)
+        lag = Lag(live.lag, live.lag_seconds, live.lag_bytes)
         lags.setdefault(source.name, {})[stream] = lag
         if problem is not None:
             print(problem, file=sys.stderr)
@@ -255,7 +256,7 @@ def _print_metrics(checkpoint: Checkpoint, live: LiveStates) -> None:
     print(recorder.text(), end="")
 
 
-def _print(checkpoint: Checkpoint, live: LiveStates) -> None:
+def _print(checkpoint: Checkpoint, compared: Compared) -> None:
     print(f"checkpoint {checkpoint.path}")
     print(f"query      {checkpoint.query_id}")
     print(f"scanner    {select_frame_scanner()}")
@@ -271,13 +272,11 @@ def _print(checkpoint: Checkpoint, live: LiveStates) -> None:
             f"batch {committed} is committed; batch {planned} is planned and under way, or was "
             f"cut: then the next start reads it again"
         )
-    for source in checkpoint.sources:
-        print()
-        for line in _lines(source, live.get(source.key), checkpoint):
-            print(line)
+    for source, live in compared:
+        print("", *_lines(source, live, checkpoint), sep="\n")
 
 
-def _lines(source: Source, live: LiveState | None, checkpoint: Checkpoint) -> list[str]:
+def _lines(source: Source, live: LiveState, checkpoint: Checkpoint) -> list[str]:
     """The report on a source."""
     if source.problem is not None:
         return [f"source {source.name}: {source.problem}"]
@@ -291,8 +290,7 @@ def _lines(source: Source, live: LiveState | None, checkpoint: Checkpoint) -> li
     what = f"bucket {bucket}, stream" if bucket is not None else "stream"
     lines = [
         f"source {source.name}: {what} {source.stream}, made {at.created}",
-        f"  began     after {word} {format_integer(at.origin)}; "
-        f"initial values up to {format_integer(at.initial_through)}",
+        f"  began     after {word} {at.origin:,}; initial values up to {at.initial_through:,}",
     ]
     if source.filter:
         lines.append(f"  filter    {filters}={','.join(source.filter)}")
@@ -303,8 +301,8 @@ def _lines(source: Source, live: LiveState | None, checkpoint: Checkpoint) -> li
     if (done := source.committed) is not None:
         when = f", written {done.time}" if done.time else ""
         lines.append(
-            f"  committed up to {word} {format_integer(done.stream_seq)}{when}; "
-            f"{format_integer(done.consumer_seq)} rows delivered by then"
+            f"  committed up to {word} {done.stream_seq:,}{when}; "
+            f"{done.consumer_seq:,} rows delivered by then"
         )
     if (ahead := source.planned) is not None:
         try:
@@ -313,15 +311,13 @@ def _lines(source: Source, live: LiveState | None, checkpoint: Checkpoint) -> li
             return [*lines, f"  planned   {error}"]
         lines.append(
             f"  planned   batch {checkpoint.planned}: {word}s "
-            + (f"{format_integer(start + 1)} to {format_integer(end)}" if end > start else "none")
+            + (f"{start + 1:,} to {end:,}" if end > start else "none")
         )
-    if live is None:
-        return lines
     if live.last_seq is not None:
-        lines.append(
-            f"  today     {format_integer(live.first_seq)} to {format_integer(live.last_seq)}"
-        )
+        lines.append(f"  today     {live.first_seq:,} to {live.last_seq:,}")
     if live.problem is not None:
         return [*lines, f"  differs   {live.problem}"]
-    behind = "" if live.lag_seconds is None else f", {live.lag_seconds:,.3f} s"
-    return [*lines, f"  lag       {format_integer(live.lag)} rows{behind}"]
+    if live.lag is not None:
+        behind = "" if live.lag_seconds is None else f", {live.lag_seconds:,.3f} s"
+        lines.append(f"  lag       {live.lag:,} rows{behind}")
+    return lines

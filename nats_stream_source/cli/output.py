@@ -16,11 +16,6 @@ from datetime import datetime, timezone
 from typing import Any
 
 
-def format_integer(value: int | None) -> str:
-    """An integer with thousands separators; a dash for None."""
-    return "-" if value is None else f"{value:,}"
-
-
 def terminal_columns() -> int | None:
     """The columns of the terminal on standard output; None if it is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
