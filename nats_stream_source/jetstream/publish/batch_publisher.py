@@ -7,25 +7,20 @@ rejection that is not transient goes to ``on_rejected``, which raises it by defa
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nats_stream_source.connection.connection import Connection
 from nats_stream_source.errors import ApiError, ProtocolError
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.publish import MAX_IN_FLIGHT
-from nats_stream_source.jetstream.publish.acknowledgements import Acknowledgements
 from nats_stream_source.jetstream.publish.column_publisher import ColumnPublisher
 from nats_stream_source.jetstream.publish.pub_ack import (
     PubAck,
+    is_transient_rejection,
     no_stream_error,
     unexpected_stream_error,
-)
-from nats_stream_source.jetstream.publish.rejection import (
-    Rejection,
-    is_transient_rejection,
-    raise_rejection,
 )
 from nats_stream_source.jetstream.publish.window import Chunk
 from nats_stream_source.wire.framing.frames import Frames
@@ -35,6 +30,33 @@ from nats_stream_source.wire.publish.frames import EncodedFrames, MessageColumns
 from nats_stream_source.wire.table import FrameKind
 
 __all__ = ["BatchPublisher", "MessageColumns", "Rejection"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A message that the stream rejected.
+
+    Attributes:
+        row: its number, from 0, among all messages of the publisher.
+        message: the message, as columns of one element.
+        error: the reason.
+        acknowledged: whether it had a PubAck before, and was sent again because an earlier message
+            did not have one.
+    """
+
+    row: int
+    message: MessageColumns
+    error: ApiError
+    acknowledged: bool = False
+
+    @property
+    def subject(self) -> str:
+        """The message's subject."""
+        return self.message.subject(0)
+
+
+def _raise(rejection: Rejection) -> None:
+    raise rejection.error
 
 
 class BatchPublisher(ColumnPublisher):
@@ -51,6 +73,8 @@ class BatchPublisher(ColumnPublisher):
         on_rejected: called with each message that the stream rejected; it may raise.
     """
 
+    _WILDCARD = "*"
+
     def __init__(
         self,
         jetstream: JetStream,
@@ -59,34 +83,18 @@ class BatchPublisher(ColumnPublisher):
         max_in_flight: int = MAX_IN_FLIGHT,
         retry_timeout: float | None = None,
         no_ack: bool | None = None,
-        on_rejected: Callable[[Rejection], None] = raise_rejection,
+        on_rejected: Callable[[Rejection], None] = _raise,
     ) -> None:
-        acks = _PubAcks(jetstream.connection, stream, max_in_flight, on_rejected)
-        super().__init__(jetstream, acks, retry_timeout, no_ack)
-
-
-class _PubAcks(Acknowledgements):
-    """One PubAck for each message."""
-
-    wildcard = "*"
-
-    def __init__(
-        self,
-        connection: Connection,
-        stream: str,
-        max_in_flight: int,
-        on_rejected: Callable[[Rejection], None],
-    ) -> None:
-        super().__init__(connection, stream, max_in_flight)
+        super().__init__(jetstream, stream, max_in_flight, retry_timeout, no_ack)
         self._on_rejected = on_rejected
         self._learned = b""
 
-    def encode(self, messages: MessageColumns, first_serial: int, start: int) -> EncodedFrames:
-        return encode(messages, self.inbox_prefix, first_serial)
+    def _encode(self, messages: MessageColumns, first_serial: int, start: int) -> EncodedFrames:
+        return encode(messages, self._inbox_prefix, first_serial)
 
-    def process(self, frames: Frames) -> None:
-        acks = pub_acks.parse(frames, self.inbox_prefix.encode(), self._learned)
-        for chunk in self.window.chunks:
+    def _process(self, frames: Frames) -> None:
+        acks = pub_acks.parse(frames, self._inbox_prefix.encode(), self._learned)
+        for chunk in self._window.chunks:
             index, mine, current = chunk.find(acks.serial)
             if (stored := mine & (acks.seq >= 0)).any():
                 self._add_stored(chunk, index[stored])
@@ -97,13 +105,13 @@ class _PubAcks(Acknowledgements):
 
     def _add_stored(self, chunk: Chunk, index: NDArray[np.int64]) -> int:
         if new := chunk.add_stored(index):
-            self.note_progress()
+            self._note_progress()
         self.stored += new
         return new
 
     def _finish(self, chunk: Chunk, index: NDArray[np.int64]) -> None:
-        chunk.finish(index)
-        self.silent = 0.0
+        chunk.done[index] = True
+        self._silent = 0.0
 
     def _process_one(self, chunk: Chunk, index: int, frames: Frames, i: int) -> None:
         """Process a response that is not a PubAck of the learned form."""
@@ -111,22 +119,22 @@ class _PubAcks(Acknowledgements):
             return
         subject = chunk.messages.subject(index)
         if frames.kind[i] == FrameKind.HMSG and is_no_responders(frames.header(i)):
-            self.go_back = no_stream_error(subject)
+            self._reason = no_stream_error(subject)
             return
         payload = frames.payload(i)
         try:
             ack = PubAck.parse(subject, payload)
         except ApiError as error:
             if is_transient_rejection(error):
-                self.go_back = error
+                self._reason = error
             else:
                 self._reject(chunk, index, error)
             return
         except ProtocolError as error:
-            self.failure = error
+            self._failure = error
             return
-        if ack.stream != self.stream:
-            self.failure = unexpected_stream_error(self.stream, ack.stream, subject)
+        if ack.stream != self._stream:
+            self._failure = unexpected_stream_error(self._stream, ack.stream, subject)
             return
         new = self._add_stored(chunk, np.array([index]))
         if ack.duplicate:

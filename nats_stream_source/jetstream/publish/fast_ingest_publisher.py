@@ -24,7 +24,6 @@ A rejection that is not transient is an error: the server has dropped the messag
 from __future__ import annotations
 
 from nats_stream_source import err_codes
-from nats_stream_source.connection.connection import Connection
 from nats_stream_source.errors import (
     AckLostError,
     FastIngestNotSupportedError,
@@ -33,14 +32,13 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.publish import MAX_IN_FLIGHT
-from nats_stream_source.jetstream.publish.acknowledgements import Acknowledgements
 from nats_stream_source.jetstream.publish.column_publisher import ColumnPublisher
 from nats_stream_source.jetstream.publish.pub_ack import (
+    is_transient_rejection,
     no_stream_error,
     publish_error,
     unexpected_stream_error,
 )
-from nats_stream_source.jetstream.publish.rejection import is_transient_rejection
 from nats_stream_source.jetstream.publish.window import MAX_BYTES, Chunk
 from nats_stream_source.wire.framing.frames import Frames
 from nats_stream_source.wire.headers import is_no_responders
@@ -62,6 +60,8 @@ class FastIngestPublisher(ColumnPublisher):
     Args: see :class:`BatchPublisher`.
     """
 
+    _WILDCARD = ">"
+
     def __init__(
         self,
         jetstream: JetStream,
@@ -71,23 +71,13 @@ class FastIngestPublisher(ColumnPublisher):
         retry_timeout: float | None = None,
         no_ack: bool | None = None,
     ) -> None:
-        acks = _BatchAcks(jetstream.connection, stream, max_in_flight)
-        super().__init__(jetstream, acks, retry_timeout, no_ack)
-
-
-class _BatchAcks(Acknowledgements):
-    """One acknowledgement for many messages of a batch."""
-
-    wildcard = ">"
-
-    def __init__(self, connection: Connection, stream: str, max_in_flight: int) -> None:
-        super().__init__(connection, stream, max_in_flight, allowance=1)
+        super().__init__(jetstream, stream, max_in_flight, retry_timeout, no_ack, allowance=1)
         self._max_in_flight = max_in_flight
-        self._ends: list[bytes] = []  # the frames that end the batches before the current ones
+        self._earlier_ends: list[bytes] = []  # frames that end the batches before the current ones
 
-    def encode(self, messages: MessageColumns, first_serial: int, start: int) -> EncodedFrames:
+    def _encode(self, messages: MessageColumns, first_serial: int, start: int) -> EncodedFrames:
         flow = self._flow(messages)
-        return fast_ingest.encode_batch(messages, self.inbox_prefix, first_serial, start, flow)
+        return fast_ingest.encode_batch(messages, self._inbox_prefix, first_serial, start, flow)
 
     def _flow(self, messages: MessageColumns) -> int:
         """Two acknowledgements per window: otherwise a full window could wait for none."""
@@ -96,11 +86,11 @@ class _BatchAcks(Acknowledgements):
 
     # -- responses ------------------------------------------------------------------------------
 
-    def process(self, frames: Frames) -> None:
-        inbox = self.inbox_prefix.encode()
+    def _process(self, frames: Frames) -> None:
+        inbox = self._inbox_prefix.encode()
         for i in range(len(frames)):
             found = fast_ingest.parse_reply(frames.subject(i), inbox)
-            if found is None or (place := self.window.locate(sum(found) - 1)) is None:
+            if found is None or (place := self._window.locate(sum(found) - 1)) is None:
                 continue
             chunk, index, current = place
             if frames.kind[i] == FrameKind.HMSG and is_no_responders(frames.header(i)):
@@ -110,7 +100,7 @@ class _BatchAcks(Acknowledgements):
             try:
                 response = fast_ingest.parse_response(frames.payload(i))
             except ValueError as error:
-                self.failure = ProtocolError(
+                self._failure = ProtocolError(
                     f"invalid response to a message on {chunk.messages.subject(index)!r}: {error}"
                 )
                 return
@@ -121,8 +111,8 @@ class _BatchAcks(Acknowledgements):
     ) -> None:
         """Process a response to message ``index``; message ``start`` is the batch's first one."""
         subject = chunk.messages.subject(index)
-        if response.stream not in (None, self.stream):
-            self.failure = unexpected_stream_error(self.stream, str(response.stream), subject)
+        if response.stream not in (None, self._stream):
+            self._failure = unexpected_stream_error(self._stream, str(response.stream), subject)
         elif response.kind in (ResponseKind.ACK, ResponseKind.END):
             self._process_ack(chunk, start, response, current)
         elif current and response.kind is ResponseKind.GAP:
@@ -135,26 +125,26 @@ class _BatchAcks(Acknowledgements):
     ) -> None:
         end = start + response.stored
         if start < 0 or end > (chunk.sent if current else len(chunk.frames)):
-            self.failure = ProtocolError(
-                f"invalid acknowledgement from stream {self.stream!r}: {response.stored} messages "
+            self._failure = ProtocolError(
+                f"invalid acknowledgement from stream {self._stream!r}: {response.stored} messages "
                 f"of a batch are stored, expected at most {chunk.sent - start}, which were sent"
             )
             return
         if current and chunk.ended_at is not None:
             end = min(end, chunk.ended_at)
         part = slice(start, end)
-        new = chunk.add_stored_range(part)
+        new = chunk.add_stored(part)
         self.stored += new
         if new:
-            self.note_progress()
+            self._note_progress()
         # With a connection, the response may be lost that an earlier message was rejected.
-        if not current or self.disconnected:
+        if not current or self._disconnected:
             return
-        self._ends.clear()
+        self._earlier_ends.clear()
         allowed = end + MAX_OUTSTANDING_ACKS * max(response.flow, 1)
         if not chunk.done[part].all() or allowed > (chunk.allowed or 0):
-            chunk.finish(part)
-            self.silent = 0.0
+            chunk.done[part] = True
+            self._silent = 0.0
         if response.kind is ResponseKind.ACK:
             chunk.allowed = max(chunk.sent, allowed)
         elif end < len(chunk.frames):
@@ -164,8 +154,8 @@ class _BatchAcks(Acknowledgements):
         assert response.error is not None
         error = publish_error(chunk.messages.subject(index), response.error)
         if error.err_code == FastIngestNotSupportedError.err_code:
-            self.failure = FastIngestNotSupportedError(
-                f"could not publish to stream {self.stream!r}: it does not accept fast ingest; "
+            self._failure = FastIngestNotSupportedError(
+                f"could not publish to stream {self._stream!r}: it does not accept fast ingest; "
                 f"set allow_batched in its configuration (code {error.code}, err_code "
                 f"{error.err_code})"
             )
@@ -174,40 +164,40 @@ class _BatchAcks(Acknowledgements):
         elif error.err_code == err_codes.TOO_MANY_BATCHES or is_transient_rejection(error):
             self._end_batch(chunk, index, error)
         else:
-            self.failure = error
+            self._failure = error
 
     def _end_batch(self, chunk: Chunk, index: int, reason: NatsSourceError | None = None) -> None:
         """The server stores neither message ``index`` nor those after it: send them again."""
         chunk.ended_at = index if chunk.ended_at is None else min(index, chunk.ended_at)
-        if self.go_back is None:
-            self.go_back = reason or AckLostError(
+        if self._reason is None:
+            self._reason = reason or AckLostError(
                 f"could not confirm a message on {chunk.messages.subject(index)!r}: stream "
-                f"{self.stream!r} has ended the batch before it; the message may or may not be "
+                f"{self._stream!r} has ended the batch before it; the message may or may not be "
                 f"stored"
             )
 
-    def requests(self) -> bytes:
+    def _requests(self) -> bytes:
         return b"".join(
             fast_ingest.ping(*self._batch(chunk), chunk.sent - chunk.start)
-            for chunk in self.window.chunks
+            for chunk in self._window.chunks
             if chunk.sent > max(chunk.start, chunk.base)
         )
 
-    def ends(self) -> bytes:
+    def _ends(self) -> bytes:
         """The ends of the batches whose messages are sent again.
 
         Otherwise the server could store messages of a lost connection, which arrive late, after
         those that were sent again. While the stream does not have a leader, the requests are lost
         too: they are repeated until a message that was sent after them is acknowledged.
         """
-        self._ends += [
+        self._earlier_ends += [
             fast_ingest.end(*self._batch(chunk), chunk.sent - chunk.start + 1)
-            for chunk in self.window.chunks
+            for chunk in self._window.chunks
             if chunk.sent > chunk.start
         ]
-        return b"".join(self._ends)
+        return b"".join(self._earlier_ends)
 
     def _batch(self, chunk: Chunk) -> tuple[str, str, int, int]:
         """A subject of the batch, the inbox, the batch and its flow."""
         subject, batch = chunk.messages.subject(chunk.sent - 1), chunk.frames.first_serial
-        return subject, self.inbox_prefix, batch + chunk.start, self._flow(chunk.messages)
+        return subject, self._inbox_prefix, batch + chunk.start, self._flow(chunk.messages)

@@ -14,11 +14,13 @@ from typing import Any
 from nats_stream_source.err_codes import (
     STORAGE_USED_UP,
     TOO_MANY_REQUESTS,
+    TRANSIENT_REJECTIONS,
+    UNAVAILABLE,
     WRONG_LAST_SEQUENCE_OF_OLD_SERVERS,
 )
 from nats_stream_source.errors import (
     AckLostError,
-    AckTimeoutError,
+    ApiError,
     ConfigurationError,
     MessageTooLargeError,
     NoStreamError,
@@ -44,11 +46,6 @@ _ERRORS_BY_CODE: dict[int | None, type[PublishError]] = {
 }
 _WRONG_LAST_SEQUENCE = (WrongLastSequenceError.err_code, WRONG_LAST_SEQUENCE_OF_OLD_SERVERS)
 _LAST_SEQUENCE = re.compile(r"wrong last sequence: (\d+)")
-
-_NO_ACK = (
-    "its stream has no_ack, expected PubAcks, which confirm that a message is stored; update the "
-    "stream with no_ack=false, or write to another one"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +120,9 @@ def lost_error(subject: str, reason: str) -> AckLostError:
 
 def no_ack_error(target: str) -> ConfigurationError:
     """The error for a write to a stream that stores messages without PubAcks; none was sent."""
-    return ConfigurationError(f"could not write to {target}: {_NO_ACK}")
-
-
-def not_acknowledged_error(subject: str, stream: str) -> AckTimeoutError:
-    """The error for a message on ``subject`` that such a stream has received."""
-    return AckTimeoutError(
-        f"could not confirm a message on {subject!r} of stream {stream!r}: {_NO_ACK}"
+    return ConfigurationError(
+        f"could not write to {target}: its stream has no_ack, expected PubAcks, which confirm that "
+        f"a message is stored; update the stream with no_ack=false, or write to another one"
     )
 
 
@@ -153,3 +146,11 @@ def no_stream_error(subject: str) -> NoStreamError:
         f"stream, or set 'domain' or 'api_prefix' to the domain or account that has it",
         settings=("domain", "api_prefix"),
     )
+
+
+def is_transient_rejection(error: ApiError) -> bool:
+    """Whether the stream may store the message when it is sent again."""
+    if error.err_code in TRANSIENT_REJECTIONS:
+        return True
+    # Without an err_code: a replica that is not the leader any more.
+    return error.code == UNAVAILABLE and not error.err_code

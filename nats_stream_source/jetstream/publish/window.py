@@ -81,22 +81,11 @@ class Chunk:
         mine = (serial >= 0) & (index >= 0) & (index < len(self.frames))
         return index, mine, mine & (serial // _SERIALS == self.frames.first_serial // _SERIALS)
 
-    def add_stored(self, index: NDArray[np.int64]) -> int:
+    def add_stored(self, index: NDArray[np.int64] | slice) -> int:
         """Note that messages are stored; returns how many of them were not known to be."""
-        new = int(np.count_nonzero(~self.stored[np.unique(index)]))
+        before = np.count_nonzero(self.stored)
         self.stored[index] = True
-        return new
-
-    def add_stored_range(self, part: slice) -> int:
-        """As :meth:`add_stored`, for the messages of a slice."""
-        stored = self.stored[part]
-        new = stored.size - int(np.count_nonzero(stored))
-        stored[:] = True
-        return new
-
-    def finish(self, index: NDArray[np.int64] | slice) -> None:
-        """Mark messages as done."""
-        self.done[index] = True
+        return int(np.count_nonzero(self.stored) - before)
 
     def advance(self) -> bool:
         """Move ``base`` behind the messages that are done; returns whether it moves."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from nats_stream_source.jetstream.publish.in_flight import MessagesInFlight
+from nats_stream_source.jetstream.publish.publisher import MessagesInFlight
 from tests.support.wait import wait_until_async
 
 
