@@ -146,6 +146,11 @@ class ConsumerInfo:
         )
 
     @property
+    def label(self) -> str:
+        """The consumer and its stream, for messages."""
+        return f"consumer {self.name!r} of stream {self.stream!r}"
+
+    @property
     def filters(self) -> frozenset[str]:
         """The filter subjects; empty for the whole stream."""
         one, many = self.config.get("filter_subject"), self.config.get("filter_subjects")

@@ -326,7 +326,7 @@ class ReadOnlyKeyValue:
         return entry
 
     def _reader(
-        self, info: StreamInfo, end: int, filters: tuple[str, ...], **options: bool
+        self, info: StreamInfo, end: int, filters: tuple[str, ...], **options: Any
     ) -> OrderedReader:
         """A reader up to a sequence that the leader has."""
         prefix = self.bucket.prefix

@@ -4,8 +4,8 @@ An ordered consumer (ADR-15) is a series of ephemeral push consumers. :class:`Ep
 manages the current one. Each consumer has its own name and its own inbox, so frames of an earlier
 consumer are never mixed with those of the current one.
 
-Placement. The servers place a consumer on a random replica. With ``at_leader``, a consumer on
-another server than the stream leader is deleted, and the next one is created, up to
+Placement. The servers place a consumer on a random replica. With ``at_leader`` or ``server``, a
+consumer on another server than the requested one is deleted, and the next one is created, up to
 ``_MAX_PLACEMENTS`` times. The inbox of the consumer is subscribed to only after the placement.
 
 Deletion. A consumer is deleted when the reader rebuilds it and when the reader closes. At the
@@ -130,13 +130,15 @@ class EphemeralConsumer:
             flow_control=self.flow_control,
         )
         jetstream = JetStream(connection)
-        leader = await self._stream_leader(jetstream) if request.at_leader else None
-        if leader is not None:
-            await self._create_at(leader, jetstream, config)
+        server = request.server
+        if request.at_leader:
+            server = await self._stream_leader(jetstream)
+        if server is not None:
+            await self._create_at(server, jetstream, config)
         else:
             await self._open_inbox(connection, config["deliver_subject"])
-        if leader is None or failures:
-            # A repeated creation, after that on the leader, returns the info of the consumer.
+        if server is None or failures:
+            # A repeated creation, after that on the server, returns the info of the consumer.
             named = {"name": self.name, **config}
             created = ConsumerInfo.parse(
                 await jetstream.add_short_lived_consumer(request.stream, named)
@@ -157,15 +159,15 @@ class EphemeralConsumer:
             )
         return info.leader
 
-    async def _create_at(self, leader: str, jetstream: JetStream, config: dict[str, Any]) -> None:
-        """Create consumers until one is placed on the server ``leader``."""
+    async def _create_at(self, server: str, jetstream: JetStream, config: dict[str, Any]) -> None:
+        """Create consumers until one is placed on ``server``."""
         connection, stream = jetstream.connection, self._request.stream
         for _ in range(_MAX_PLACEMENTS):
             self._undeleted.append(self.name)
             created = ConsumerInfo.parse(
                 await jetstream.add_short_lived_consumer(stream, {"name": self.name, **config})
             )
-            if created.leader == leader:
+            if created.leader == server:
                 # Subscribed to only now: a consumer sends nothing without a subscriber, and a
                 # misplaced consumer would send as much as flow control permits.
                 await self._open_inbox(connection, config["deliver_subject"])
@@ -178,7 +180,7 @@ class EphemeralConsumer:
             self._serial += 1
             config["deliver_subject"] = connection.client.new_inbox()
         raise RequestTimeoutError(
-            f"could not place a consumer on stream leader {leader!r} after {_MAX_PLACEMENTS} "
+            f"could not place a consumer on server {server!r} after {_MAX_PLACEMENTS} "
             f"attempts: the servers placed every consumer of stream {stream!r} on another "
             f"replica; retry"
         )

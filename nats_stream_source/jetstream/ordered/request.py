@@ -49,6 +49,7 @@ class RangeRequest:
         catch_up_timeout: seconds to wait, in total, for a replica that makes no progress towards
             ``min_last_seq``.
         attempts: the maximum number of consumers in a row that are lost without progress.
+        server: read only from this server.
     """
 
     stream: str
@@ -67,6 +68,7 @@ class RangeRequest:
     heartbeat: float = 0.5
     catch_up_timeout: float = 30.0
     attempts: int = 10
+    server: str | None = None
 
     def __str__(self) -> str:
         return f"{self.stream} {self.bounds}"

@@ -15,22 +15,22 @@ does not count.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import itertools
 from collections.abc import Iterator
 
-from nats_stream_source.connection.connection import Connection
 from nats_stream_source.connection.inbox import Inbox
+from nats_stream_source.connection.liveness import PONG_TIMEOUT
 from nats_stream_source.errors import SlowConsumerError
-from nats_stream_source.jetstream.subscriptions.message import JsMessage
-from nats_stream_source.wire.consumer.ack_subject import ACK_PREFIX, AckReply
+from nats_stream_source.jetstream.subscriptions.consumer import BoundConsumer
+from nats_stream_source.jetstream.subscriptions.message import JsMessage, message_of
+from nats_stream_source.wire.consumer.ack_subject import ACK_PREFIX
 from nats_stream_source.wire.consumer.status import ConsumerStatus
 from nats_stream_source.wire.framing.frames import FrameFields
 
 DEFAULT_PENDING_BYTES = 64 << 20  # twice the largest flow-control window of a server
 
-
-# Seconds in which the read loop receives what a busy event loop left in the socket.
-_READ_GRACE = 0.02
+_ACK_PREFIX = ACK_PREFIX.encode()
+_READ_GRACE = 0.02  # seconds, for what a busy event loop left in the socket
 
 
 class MessageBuffer:
@@ -41,22 +41,14 @@ class MessageBuffer:
         last_received_at: event loop time at which the last frame was received.
     """
 
-    def __init__(
-        self,
-        connection: Connection,
-        inbox: Inbox,
-        *,
-        acks: bool,
-        max_pending_bytes: int = DEFAULT_PENDING_BYTES,
-    ) -> None:
-        """Create a buffer; ``acks`` is False if the consumer's messages are not acknowledged."""
+    def __init__(self, consumer: BoundConsumer, inbox: Inbox, max_pending_bytes: int) -> None:
         inbox.max_bytes = max_pending_bytes
         self.idle_seconds = 0.0
         self.last_received_at = 0.0
-        self._connection = connection
+        self._connection = consumer.jetstream.connection
+        self._acks = consumer.info.acks
         self._inbox = inbox
-        self._acks = acks
-        self._chunks: deque[Iterator[FrameFields]] = deque()
+        self._frames: Iterator[FrameFields] = iter(())
         self._queued = 0
         self._dropped = 0
 
@@ -68,31 +60,35 @@ class MessageBuffer:
                 is skipped.
             SlowConsumerError: messages were dropped. Later calls return the remaining messages.
         """
-        if not self._queued and not self.collect():
+        if not self._queued:
+            if newly_dropped := self._inbox.dropped - self._dropped:
+                self._dropped += newly_dropped
+                raise SlowConsumerError(
+                    f"{newly_dropped} messages were dropped: {self._inbox.max_bytes} bytes were "
+                    f"already waiting for the caller; read faster, set flow_control and "
+                    f"idle_heartbeat or a smaller max_ack_pending in the consumer configuration, "
+                    f"or increase 'pending_bytes'",
+                    settings=("pending_bytes",),
+                )
+            self._collect()
+        if not self._queued:
             return None
         self._queued -= 1
-        while (frame := next(self._chunks[0], None)) is None:
-            self._chunks.popleft()
-        return self._parse(*frame)
+        frame = next(self._frames)
+        _, reply, block, _ = frame
+        if not reply.startswith(_ACK_PREFIX):
+            return ConsumerStatus.parse(block, reply.decode("utf-8", "surrogateescape"))
+        message = message_of(self._connection, frame, acks=self._acks)
+        message.metadata  # noqa: B018  (a malformed reply subject is an error here)
+        return message
 
-    def collect(self) -> bool:
-        """Move all received frames out of the inbox; return whether the inbox held any."""
-        if (dropped := self._inbox.dropped) > self._dropped:
-            newly_dropped, self._dropped = dropped - self._dropped, dropped
-            raise SlowConsumerError(
-                f"{newly_dropped} messages were dropped: {self._inbox.max_bytes} bytes were "
-                f"already waiting for the caller; read faster, set flow_control and "
-                f"idle_heartbeat or a smaller max_ack_pending in the consumer configuration, or "
-                f"increase 'pending_bytes'",
-                settings=("pending_bytes",),
-            )
-        chunks = [chunk for chunk in self._inbox.take() if len(chunk)]
-        if chunks:
+    def _collect(self) -> None:
+        """Move all received frames out of the inbox."""
+        if chunks := [chunk for chunk in self._inbox.take() if len(chunk)]:
             self.idle_seconds = 0.0
             self.last_received_at = asyncio.get_running_loop().time()
-            self._chunks.extend(chunk.fields() for chunk in chunks)
+            self._frames = itertools.chain(self._frames, *(chunk.fields() for chunk in chunks))
             self._queued += sum(map(len, chunks))
-        return bool(chunks)
 
     async def wait(self, timeout: float) -> None:
         """Wait at most ``timeout`` seconds until a frame is received or the inbox is woken."""
@@ -111,38 +107,24 @@ class MessageBuffer:
 
     @property
     def has_items(self) -> bool:
-        """Whether the buffer holds an item."""
-        return self._queued > 0 or self._inbox.nbytes > 0
+        """Whether :meth:`next_item` returns an item, or raises an error."""
+        inbox = self._inbox
+        return self._queued > 0 or inbox.nbytes > 0 or inbox.dropped > self._dropped
 
-    async def unsubscribe(self) -> None:
-        """Send UNSUB. Received frames, and frames still under way, stay available."""
+    async def drain(self) -> bool:
+        """Send UNSUB, receive what is under way, and release the inbox.
+
+        Returns False if no PONG arrived: then messages under way may be missing.
+        """
         await self._inbox.stop()
-
-    async def detach(self) -> None:
-        """Release the inbox. Received frames stay available."""
-        self.collect()
+        # All messages that the server sent before its PONG were received with the PONG.
+        alive = await self._connection.alive(PONG_TIMEOUT)
+        self._collect()
         await self._connection.close_inbox(self._inbox)
+        return alive
 
     async def close(self) -> None:
         """Release the inbox and drop the remaining frames."""
-        self._chunks.clear()
-        self._queued = 0
+        self._frames, self._queued = iter(()), 0
         await self._connection.close_inbox(self._inbox)
         self._inbox.wake()
-
-    def _parse(
-        self, subject: bytes, raw_reply: bytes, header_block: bytes, payload: bytes
-    ) -> JsMessage | ConsumerStatus:
-        reply = raw_reply.decode("utf-8", "surrogateescape")
-        if not reply.startswith(ACK_PREFIX):
-            return ConsumerStatus.parse(header_block, reply)
-        name = subject.decode("utf-8", "surrogateescape")
-        return JsMessage(
-            self._connection,
-            name,
-            payload,
-            reply,
-            header_block,
-            acks=self._acks,
-            metadata=AckReply.parse(reply),
-        )

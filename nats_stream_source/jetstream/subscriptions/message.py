@@ -3,6 +3,15 @@
 nats-py's message class is not used. It reads a publisher's header named "Status" as a status,
 raises an error where the document requires that a second acknowledgement is ignored, and publishes
 an acknowledgement also for a consumer with ack policy "none".
+
+An acknowledgement is a message without a response, so one that leads nowhere looks like one that
+arrived, and the message is delivered again after the consumer's ack wait. :class:`AckRoute` notices
+two causes:
+
+- the user may not publish to ``$JS.ACK``: the server reports the violation, apart from the
+  acknowledgement. It is logged, and every later acknowledgement is an error;
+- an account import lacks ``$JS.ACK``: over an import, the first acknowledgement of each stream is
+  sent as a request. Without the import it has no responders, which is an error at once.
 """
 
 from __future__ import annotations
@@ -12,13 +21,69 @@ import json
 import nats.errors
 
 from nats_stream_source.connection.connection import Connection
-from nats_stream_source.errors import AckError, NatsSourceError, RequestTimeoutError
-from nats_stream_source.jetstream.subscriptions.ack_route import AckRoute
+from nats_stream_source.errors import (
+    AckError,
+    JetStreamNotEnabledError,
+    NatsSourceError,
+    PermissionDeniedError,
+    RequestTimeoutError,
+)
+from nats_stream_source.jetstream.subjects import is_account_import
+from nats_stream_source.logs import field_logger
 from nats_stream_source.wire.consumer.ack_subject import AckReply
+from nats_stream_source.wire.framing.frames import FrameFields
 from nats_stream_source.wire.headers import Headers, parse_headers
+
+log = field_logger(__name__)
 
 _ACK, _NAK, _IN_PROGRESS, _TERM = b"+ACK", b"-NAK", b"+WPI", b"+TERM"
 _NO_HEADERS = Headers(None, "", ())
+_PREFIX = "$JS.ACK."
+
+
+class AckRoute:
+    """The way of acknowledgements of one connection: a service of the connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._imported = is_account_import(connection.settings.api_prefix)
+        self._verified: set[str] = set()
+        self._denied = False
+
+    def on_denied(self, subject: str | None, error: Exception) -> None:
+        """The server denied an acknowledgement, if ``subject`` is that of one."""
+        if subject is not None and subject.startswith(_PREFIX) and not self._denied:
+            self._denied = True
+            log.warning("acknowledgements are denied", subject=_PREFIX + ">", error=error)
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+    async def send(self, reply: str, stream: str, payload: bytes, *, confirm: bool) -> None:
+        """Publish an acknowledgement; with ``confirm``, wait until the server confirms it."""
+        if self._denied:
+            raise PermissionDeniedError(
+                f"the server denied the subject '{_PREFIX}>'; add it to the user's permissions"
+            )
+        unverified = self._imported and stream not in self._verified
+        if not (confirm or unverified):
+            await self._connection.publish(reply, payload)
+            return
+        try:
+            await self._connection.request(reply, payload)
+        except JetStreamNotEnabledError as error:
+            if not self._imported:
+                raise
+            raise JetStreamNotEnabledError(
+                f"'{_PREFIX}{stream}.>' has no responders: the account does not import it; export "
+                f"and import '{_PREFIX}{stream}.>' as a service"
+            ) from error
+        except RequestTimeoutError:
+            if not unverified:
+                raise
+            # An import may pass acknowledgements and no confirmations.
+            log.warning("acknowledgement was not confirmed over the import", stream=stream)
+        self._verified.add(stream)
 
 
 class JsMessage:
@@ -57,9 +122,6 @@ class JsMessage:
 
         Args:
             connection: the connection that acknowledgements are published on.
-            subject: the subject that the message was published to.
-            data: the payload.
-            reply: the reply subject.
             block: the raw header block.
             acks: False for ack policy "none".
             metadata: the parsed reply subject; None to parse it at its first use, which is as
@@ -100,13 +162,13 @@ class JsMessage:
         """Acknowledge the message (``+ACK``): it is not delivered again.
 
         Returns when the acknowledgement is published, which does not confirm that the server
-        received it; ``ack_route.py`` describes what is noticed. All four acknowledgements are
-        ignored after a terminal one, and with ack policy "none".
+        received it. All acknowledgements are ignored after a terminal one, and with ack policy
+        "none".
 
         Raises:
             AckError: the acknowledgement could not be published; it may be retried.
         """
-        await self._publish_ack(_ACK)
+        await self._acknowledge(_ACK)
 
     async def nak(self, delay: float | None = None) -> None:
         """Request redelivery (``-NAK``), at once or after ``delay`` seconds.
@@ -114,12 +176,8 @@ class JsMessage:
         Raises:
             AckError: as for :meth:`ack`.
         """
-        if delay:
-            await self._publish_ack(
-                _NAK + b" " + json.dumps({"delay": round(delay * 1e9)}).encode()
-            )
-        else:
-            await self._publish_ack(_NAK)
+        options = json.dumps({"delay": round(delay * 1e9)}).encode() if delay else b""
+        await self._acknowledge(_NAK + b" " + options if options else _NAK)
 
     async def term(self) -> None:
         """Stop redelivery of a message that cannot be processed (``+TERM``).
@@ -127,7 +185,7 @@ class JsMessage:
         Raises:
             AckError: as for :meth:`ack`.
         """
-        await self._publish_ack(_TERM)
+        await self._acknowledge(_TERM)
 
     async def in_progress(self) -> None:
         """Restart the ack wait (``+WPI``). This acknowledgement is not terminal.
@@ -135,7 +193,7 @@ class JsMessage:
         Raises:
             AckError: as for :meth:`ack`.
         """
-        await self._publish_ack(_IN_PROGRESS, terminal=False)
+        await self._acknowledge(_IN_PROGRESS, terminal=False)
 
     async def ack_sync(self) -> None:
         """As :meth:`ack`, and wait until the server confirms it (a "double ack").
@@ -143,40 +201,39 @@ class JsMessage:
         Raises:
             AckError: not confirmed within ``request_timeout``; it may be retried.
         """
-        if self.acked or not self._acks:
-            return
-        self.acked = True  # before the await, as in _publish_ack
-        try:
-            route = self._connection.service(AckRoute)
-            await route.request(self.reply, self.metadata.stream, _ACK)
-        except NatsSourceError as error:
-            self.acked = False
-            hint = ""
-            if isinstance(error, RequestTimeoutError):
-                hint = "; retry or increase 'request_timeout'"
-            raise AckError(
-                f"acknowledgement of {self!r} was not confirmed: {error}{hint}",
-                settings=("request_timeout",) if hint else (),
-            ) from error
-        except BaseException:
-            self.acked = False
-            raise
+        await self._acknowledge(_ACK, confirm=True)
 
-    async def _publish_ack(self, payload: bytes, *, terminal: bool = True) -> None:
+    async def _acknowledge(
+        self, payload: bytes, *, terminal: bool = True, confirm: bool = False
+    ) -> None:
         if self.acked or not self._acks:
             return
         # Set before the await, so that only one of two tasks publishes.
         self.acked = terminal
         try:
             route = self._connection.service(AckRoute)
-            await route.publish(self.reply, self.metadata.stream, payload)
+            await route.send(self.reply, self.metadata.stream, payload, confirm=confirm)
         except BaseException as error:  # includes cancellation: the acknowledgement may be retried
             if terminal:
                 self.acked = False
-            if isinstance(error, NatsSourceError):
-                raise AckError(f"acknowledgement of {self!r} failed: {error}") from error
-            if not isinstance(error, (nats.errors.Error, OSError)):
+            if not isinstance(error, (NatsSourceError, nats.errors.Error, OSError)):
                 raise
+            late = isinstance(error, RequestTimeoutError)
             raise AckError(
-                f"acknowledgement of {self!r} was not published: {error}; retry"
+                f"acknowledgement of {self!r} failed: {error}; retry"
+                + " or increase 'request_timeout'" * late,
+                settings=("request_timeout",) if late else (),
             ) from error
+
+
+def message_of(connection: Connection, frame: FrameFields, *, acks: bool) -> JsMessage:
+    """The message of a delivered frame."""
+    subject, reply, block, payload = frame
+    return JsMessage(
+        connection,
+        subject.decode("utf-8", "surrogateescape"),
+        payload,
+        reply.decode("utf-8", "surrogateescape"),
+        block,
+        acks=acks,
+    )

@@ -12,22 +12,15 @@ import asyncio
 from collections.abc import Iterator
 
 from nats_stream_source.aio.tasks import TimedLock, run_to_completion
-from nats_stream_source.errors import (
-    NextTimeoutError,
-    SubscribeError,
-    SubscriptionClosedError,
-)
+from nats_stream_source.errors import NextTimeoutError, SubscriptionClosedError
 from nats_stream_source.jetstream.api import JetStream
-from nats_stream_source.jetstream.consumer_config import ConsumerInfo
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import ENDLESS, RangeRequest
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
 from nats_stream_source.jetstream.stream_identity import KnownStream
-from nats_stream_source.jetstream.subscriptions.message import JsMessage
-from nats_stream_source.jetstream.subscriptions.replica_check import wait_for_consumer_replica
+from nats_stream_source.jetstream.subscriptions.message import JsMessage, message_of
 from nats_stream_source.jetstream.subscriptions.validation import SubscribeRequest
 from nats_stream_source.jetstream.temporary_consumer import temporary_consumer
-from nats_stream_source.wire.consumer.ack_subject import AckReply
 from nats_stream_source.wire.consumer.deliveries import Deliveries
 from nats_stream_source.wire.framing.frames import FrameFields
 
@@ -45,16 +38,6 @@ async def build_range_request(
 
     The stream leader determines the start sequence once, for every deliver policy, so that a
     re-created consumer can resume from the last delivered message.
-
-    Args:
-        jetstream: the JetStream context.
-        stream: the stream's name.
-        request: the validated request.
-        min_last_seq: the sequence that the delivering replica must reach; None for no condition.
-        timeout: seconds for the delivering replica to reach ``min_last_seq``.
-
-    Raises:
-        SubscribeError: the deliver policy is unknown.
     """
     config = request.config
     info = await jetstream.stream_info(stream)
@@ -67,13 +50,13 @@ async def build_range_request(
         start = info.last_seq
     elif policy == "by_start_sequence":
         start = max(config.opt_start_seq or 1, 1) - 1
-    elif policy in ("last", "by_start_time"):
-        start = await _find_start(jetstream, stream, request, filters)
     elif policy not in ("all", "last_per_subject"):
-        raise SubscribeError(
-            f"could not subscribe: deliver_policy {policy!r} is unknown; use a deliver policy of "
-            f"JetStream"
-        )
+        # The info of a consumer with that policy contains the sequence before its first message.
+        opt = {name: value for name, value in config.json().items() if name.startswith("opt_start")}
+        async with temporary_consumer(
+            jetstream, stream, "place", filters, deliver_policy=policy, **opt
+        ) as consumer:
+            start = consumer.stream_seq
     reach = min_last_seq
     if policy == "last_per_subject":
         filters = filters or (">",)  # servers require a filter for this policy (10094)
@@ -89,31 +72,15 @@ async def build_range_request(
         last_per_subject=policy == "last_per_subject",
         headers_only=bool(config.headers_only),
         eager=True,
+        at_leader=min_last_seq is not None,
         min_last_seq=reach,
         heartbeat=config.idle_heartbeat or _HEARTBEAT,
         catch_up_timeout=timeout,
     )
 
 
-async def _find_start(
-    jetstream: JetStream, stream: str, request: SubscribeRequest, filters: tuple[str, ...]
-) -> int:
-    """The sequence before the first message that the request's deliver policy delivers.
-
-    A short-lived pull consumer is created with that policy. Its info contains the start sequence.
-    """
-    config = request.config
-    start = {name: value for name, value in config.json().items() if name.startswith("opt_start")}
-    async with temporary_consumer(
-        jetstream, stream, "place", filters, deliver_policy=config.deliver_policy, **start
-    ) as consumer:
-        return consumer.stream_seq
-
-
 class OrderedSubscription:
     """An ordered subscription; async iterator and async context manager.
-
-    Created by :func:`nats_stream_source.jetstream.subscriptions.subscribe.subscribe`.
 
     Attributes:
         reader: the ordered reader; its ``cursor`` shows the position and why consumers were
@@ -126,33 +93,13 @@ class OrderedSubscription:
         self._batches = self.reader.batches()
         self._received: Iterator[FrameFields] = iter(())
         self._lock = TimedLock()
-        self._read_task: asyncio.Task[Deliveries | None] | None = None
+        self._read_task: asyncio.Future[Deliveries] | None = None
         self._failure: Exception | None = None
         self._closed = False
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open"
         return f"<OrderedSubscription {self.reader.request.stream} {state} {self.reader.cursor!r}>"
-
-    async def wait_for_replica(self) -> None:
-        """Wait until the consumer exists and its replica has ``request.target`` (ADR-53).
-
-        The position of the consumer may prove it. If the consumer still delivers older messages,
-        ``replica_check`` checks the replica. Only the messages received until then are buffered.
-
-        Raises:
-            MinLastSequenceError: not reached within ``request.catch_up_timeout`` (412, 10180).
-        """
-        request, cursor = self.reader.request, self.reader.cursor
-        # No turn is needed: subscribe() has not returned the subscription yet.
-        frames = await self._read_batch(None)
-        self._received = frames.fields()
-        if not len(frames) or cursor.seen_through >= request.target:
-            return
-        name = AckReply.parse(frames.reply(0).decode()).consumer
-        jetstream = JetStream(self._connection)
-        info = ConsumerInfo.parse(await jetstream.consumer_info(request.stream, name))
-        await wait_for_consumer_replica(jetstream, info, request.target, request.catch_up_timeout)
 
     async def next(self, timeout: float | None = None) -> JsMessage:
         """Return the next message; wait at most ``timeout`` seconds, or without limit for None.
@@ -162,7 +109,8 @@ class OrderedSubscription:
             SubscriptionClosedError: the subscription was closed.
             ConsumerLostError, DataLossError, MinLastSequenceError, ConnectError: see the module.
         """
-        if (message := self._buffered()) is not None:
+        # Unless other tasks wait for a message.
+        if not self._lock.locked() and (message := self._next_received()) is not None:
             return message
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
@@ -176,49 +124,31 @@ class OrderedSubscription:
         finally:
             self._lock.release()
 
-    def _buffered(self) -> JsMessage | None:
-        """The next message that was received, unless other tasks wait for it."""
-        return None if self._lock.locked() else self._next_received()
-
     def _next_received(self) -> JsMessage | None:
-        fields = next(self._received, None)
-        if fields is None:
-            return None
-        subject, reply, block, payload = fields
         # The reader has verified the reply's numbers, so its metadata can be parsed later.
-        return JsMessage(
-            self._connection,
-            subject.decode("utf-8", "surrogateescape"),
-            payload,
-            reply.decode("utf-8", "surrogateescape"),
-            block,
-            acks=False,
-        )
+        frame = next(self._received, None)
+        return None if frame is None else message_of(self._connection, frame, acks=False)
 
     async def _read_batch(self, timeout: float | None) -> Deliveries:
         # A separate task that survives a cancelled or timed-out wait: cancelling a generator while
         # it runs ends it, and that would end the subscription.
         if self._failure is not None:
             raise self._failure
-        if self._closed:
-            raise SubscriptionClosedError(f"could not read from {self!r}: it was unsubscribed")
-        if self._read_task is None:
-            self._read_task = asyncio.create_task(self._next_frames())
-        done, _ = await asyncio.wait({self._read_task}, timeout=timeout)
-        if not done:
-            raise self._timeout_error()
-        task, self._read_task = self._read_task, None
-        frames: Deliveries | None = None
-        try:
-            frames = task.result()
-        except asyncio.CancelledError:
-            pass  # unsubscribe was called in another task
-        except Exception as error:
-            self._failure = error  # later calls raise it again: a failure is not an end of data
-            raise
-        if frames is None:
-            raise SubscriptionClosedError(f"could not read from {self!r}: it was unsubscribed")
-        return frames
+        if self._read_task is None and not self._closed:
+            self._read_task = asyncio.ensure_future(anext(self._batches))
+        if (task := self._read_task) is not None:
+            await asyncio.wait({task}, timeout=timeout)
+            if not task.done():
+                raise self._timeout_error()
+            self._read_task = None
+            try:
+                return task.result()
+            except (asyncio.CancelledError, StopAsyncIteration):
+                pass  # unsubscribe was called in another task
+            except Exception as error:
+                self._failure = error  # later calls raise it again: it is not an end of data
+                raise
+        raise SubscriptionClosedError(f"could not read from {self!r}: it was unsubscribed")
 
     def _timeout_error(self) -> NextTimeoutError:
         return NextTimeoutError(
@@ -226,15 +156,10 @@ class OrderedSubscription:
             settings=("timeout",),
         )
 
-    async def _next_frames(self) -> Deliveries | None:
-        return await anext(self._batches, None)
-
     def __aiter__(self) -> OrderedSubscription:
         return self
 
     async def __anext__(self) -> JsMessage:
-        if (message := self._buffered()) is not None:
-            return message
         try:
             return await self.next()
         except SubscriptionClosedError:

@@ -30,6 +30,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+import nats.errors
+
 from nats_stream_source.aio.tasks import TimedLock, wait_cancellable
 from nats_stream_source.connection.liveness import PONG_TIMEOUT
 from nats_stream_source.errors import (
@@ -43,13 +45,12 @@ from nats_stream_source.errors import (
     SlowConsumerError,
     SubscriptionClosedError,
 )
-from nats_stream_source.jetstream.subscriptions.bound_consumer import (
+from nats_stream_source.jetstream.subscriptions.buffer import MessageBuffer
+from nats_stream_source.jetstream.subscriptions.consumer import (
     BaseSubscription,
     BoundConsumer,
     OnError,
 )
-from nats_stream_source.jetstream.subscriptions.buffer import MessageBuffer
-from nats_stream_source.jetstream.subscriptions.flow_control import FlowControlReplies
 from nats_stream_source.jetstream.subscriptions.message import JsMessage
 from nats_stream_source.logs import field_logger
 from nats_stream_source.wire.consumer.gap_detector import Gap, GapDetector
@@ -67,29 +68,77 @@ _RECOVERABLE_ERRORS = (
     FlowControlLostError,
     ProtocolError,
 )
+_MAX_STALLED_HEARTBEATS = 3
 _MISSED_HEARTBEATS = 3  # heartbeat intervals (ADR-15, "Heartbeats")
 _EXISTENCE_CHECK_INTERVAL = 30.0  # seconds without a message from a consumer without heartbeats
 _EXISTENCE_CHECK_TIMEOUT = 1.0  # seconds; limits the delay of a missed-heartbeat alarm
 
 
-class Subscription(BaseSubscription):
-    """A push subscription; async iterator and async context manager.
+class _FlowControl:
+    """Answers the flow-control requests of one consumer (ADR-15, "Flow Control").
 
-    Created by :func:`nats_stream_source.jetstream.subscriptions.subscribe.subscribe`.
-
-    Attributes:
-        consumer: the consumer of the subscription.
+    The server stops delivering until it receives the reply to its request. It repeats the subject
+    of a missing reply as ``Nats-Consumer-Stalled`` in its idle heartbeats. A reply can be lost on
+    its way (a route, a leaf node, a gateway), so each heartbeat that still reports the consumer as
+    stalled after a reply gets another one. Several of them in a row show that replies do not reach
+    the server at all.
     """
 
+    def __init__(self, consumer: BoundConsumer) -> None:
+        self._connection = consumer.jetstream.connection
+        self._label = consumer.info.label
+        self._interval = consumer.info.heartbeat or 0.0
+        self._last_subject: str | None = None
+        self._last_reply_time = 0.0
+        self._stalled_heartbeats = 0
+
+    def reset(self) -> None:
+        """Answer the last subject again when the server repeats it."""
+        self._last_subject = None
+
+    async def handle(self, status: ConsumerStatus, received_at: float) -> None:
+        """Handle a control status (100), received at ``received_at`` of the loop's clock.
+
+        Raises:
+            FlowControlLostError: several heartbeats report a stalled consumer after the reply.
+        """
+        subject = status.reply or status.stalled
+        if subject is None:
+            self._stalled_heartbeats = 0
+        elif subject != self._last_subject:
+            if await self._publish(subject):
+                self._stalled_heartbeats = 0
+        elif status.reply is None and received_at >= self._last_reply_time + self._interval:
+            # A heartbeat received within one interval may have been sent before the reply.
+            self._stalled_heartbeats += 1
+            if self._stalled_heartbeats >= _MAX_STALLED_HEARTBEATS:
+                self._stalled_heartbeats = 0
+                raise FlowControlLostError(
+                    f"{self._label} is stalled: {_MAX_STALLED_HEARTBEATS} heartbeats report that "
+                    f"flow-control replies did not reach the server; add '$JS.FC.>' to the user's "
+                    f"permissions or to the account's imports"
+                )
+            await self._publish(subject)
+
+    async def _publish(self, subject: str) -> bool:
+        try:
+            await self._connection.publish(subject)
+        except (nats.errors.Error, OSError) as error:
+            # The next heartbeat repeats the request.
+            log.warning("could not send flow-control reply", consumer=self._label, error=error)
+            return False
+        self._last_subject = subject
+        self._last_reply_time = asyncio.get_running_loop().time()
+        return True
+
+
+class Subscription(BaseSubscription):
+    """A push subscription; async iterator and async context manager."""
+
     def __init__(
-        self,
-        consumer: BoundConsumer,
-        buffer: MessageBuffer,
-        *,
-        on_error: OnError | None = None,
+        self, consumer: BoundConsumer, buffer: MessageBuffer, on_error: OnError | None
     ) -> None:
         super().__init__(consumer, on_error)
-        self._connection = consumer.jetstream.connection
         self._buffer = buffer
         self._lock = TimedLock()
         self._deferred: JsMessage | None = None
@@ -98,10 +147,7 @@ class Subscription(BaseSubscription):
         self._callback_task: asyncio.Task[None] | None = None
         # The sequence of an existing consumer is unknown until the first message.
         self._gaps = GapDetector(0 if consumer.created else None)
-        self._flow_control = FlowControlReplies(consumer)
-
-    def __repr__(self) -> str:
-        return f"<Subscription {self.consumer!r} {self._state} {self._gaps!r}>"
+        self._flow_control = _FlowControl(consumer)
 
     # -- messages -------------------------------------------------------------------------------
 
@@ -155,69 +201,54 @@ class Subscription(BaseSubscription):
 
     def _timeout_error(self) -> NextTimeoutError:
         return NextTimeoutError(
-            f"no message received from {self.consumer.label} in time; call again or increase "
-            f"'timeout'",
+            f"no message received from {self.info.label} in time; call again or increase 'timeout'",
             settings=("timeout",),
         )
 
     async def _next_item(self) -> JsMessage | None:
         """Return the next message; None if a status was handled or the buffer is empty."""
         if self._closed:
-            raise SubscriptionClosedError(
-                f"could not read from {self.consumer.label}: the subscription was closed; "
-                f"subscribe again"
-            )
-        deferred, self._deferred = self._deferred, None
-        if deferred is not None:
-            return deferred
+            raise self._closed_error("closed")
+        item: JsMessage | ConsumerStatus | None
+        item, self._deferred = self._deferred, None
+        if item is not None:
+            return item
         item = self._buffer.next_item()
         if isinstance(item, JsMessage):
-            self._verify_message_sequence(item)
+            self._deferred = item  # returned after the alarm, if there is a gap
+            self._verify_no_gap(self._gaps.message(item.metadata.consumer_seq))
+            self._deferred = None
             return item
         if isinstance(item, ConsumerStatus):
             await self._handle_status(item)
         elif self._draining:
             await self._finish()
-            raise SubscriptionClosedError(
-                f"could not read from {self.consumer.label}: the subscription was drained; "
-                f"subscribe again"
-            )
+            raise self._closed_error("drained")
         return None
 
-    # -- gaps -----------------------------------------------------------------------------------
-
-    @property
-    def _in_queue_group(self) -> bool:
-        """Whether other members of a queue group may have received the missing messages."""
-        return bool(self.info.config.get("deliver_group"))
-
-    def _verify_message_sequence(self, message: JsMessage) -> None:
-        gap = self._gaps.message(message.metadata.consumer_seq)
-        if gap and not self._in_queue_group:
-            self._deferred = message  # returned after the alarm
-            raise self._gap_error(gap)
-
-    def _verify_heartbeat_sequence(self, last_consumer: int) -> None:
-        gap = self._gaps.heartbeat(last_consumer)
-        if gap and not self._in_queue_group:
-            raise self._gap_error(gap)
-
-    def _gap_error(self, gap: Gap) -> ConsumerGapError:
-        return ConsumerGapError(
-            f"gap in {self.consumer.label}: observed consumer sequence {gap.received}, expected "
-            f"{gap.expected}, messages were lost in transit; with an ack policy they are "
-            f"redelivered, call again to continue"
+    def _closed_error(self, how: str) -> SubscriptionClosedError:
+        return SubscriptionClosedError(
+            f"could not read from {self.info.label}: the subscription was {how}; subscribe again"
         )
 
-    # -- statuses -------------------------------------------------------------------------------
+    # -- statuses and gaps ----------------------------------------------------------------------
 
     async def _handle_status(self, status: ConsumerStatus) -> None:
         if status.code != CONTROL:
-            self._report_error(status_error(status, self.consumer.label))
+            self._report_error(status_error(status, self.info.label))
         else:
             await self._flow_control.handle(status, self._buffer.last_received_at)
         if status.last_consumer is not None:
-            self._verify_heartbeat_sequence(status.last_consumer)
+            self._verify_no_gap(self._gaps.heartbeat(status.last_consumer))
+
+    def _verify_no_gap(self, gap: Gap | None) -> None:
+        # Other members of a queue group may have received the missing messages.
+        if gap is not None and not self.info.config.get("deliver_group"):
+            raise ConsumerGapError(
+                f"gap in {self.info.label}: observed consumer sequence {gap.received}, expected "
+                f"{gap.expected}, messages were lost in transit; with an ack policy they are "
+                f"redelivered, call again to continue"
+            )
 
     # -- waiting --------------------------------------------------------------------------------
 
@@ -240,7 +271,7 @@ class Subscription(BaseSubscription):
     async def _verify_connection(self) -> None:
         if self._connection.client.is_closed:
             self._failure = ConnectError(
-                f"subscription to {self.consumer.label} failed: the connection to "
+                f"subscription to {self.info.label} failed: the connection to "
                 f"{self._connection.settings.server_list} was closed; connect and subscribe again"
             )
             raise self._failure
@@ -254,10 +285,10 @@ class Subscription(BaseSubscription):
             try:
                 await wait_cancellable(_EXISTENCE_CHECK_TIMEOUT, self._verify_consumer())
             except asyncio.TimeoutError:
-                log.debug("no response to consumer check", consumer=self.consumer.label)
+                log.debug("no response to consumer check", consumer=self.info.label)
         if interval is not None:
             raise MissedHeartbeatError(
-                f"no delivery from {self.consumer.label}: neither message nor heartbeat for "
+                f"no delivery from {self.info.label}: neither message nor heartbeat for "
                 f"{_MISSED_HEARTBEATS * interval:g} s, the server may be down or unreachable; call "
                 f"again to continue"
             )
@@ -289,13 +320,13 @@ class Subscription(BaseSubscription):
             except Exception as error:
                 if self._on_error is not None:
                     self._on_error(error)
-                log.error("delivery to callback failed", consumer=self.consumer.label, error=error)
+                log.error("delivery to callback failed", consumer=self.info.label, error=error)
                 raise
             try:
                 await callback(message)
             except Exception as error:  # user code may raise any exception
                 if self._on_error is None:
-                    log.error("callback failed", consumer=self.consumer.label, message=message)
+                    log.error("callback failed", consumer=self.info.label, message=message)
                     raise
                 self._on_error(error)
 
@@ -349,20 +380,13 @@ class Subscription(BaseSubscription):
         """
         if self._closed or self._draining:
             return
-        await self._buffer.unsubscribe()
-        # All messages that the server sent before its PONG were received with the PONG.
-        alive = await self._connection.alive(PONG_TIMEOUT)
+        alive = await self._buffer.drain()
         self._draining = True
-        try:
-            await self._buffer.detach()
-        except SlowConsumerError as error:
-            self._report_error(error)
-        finally:
-            self._buffer.wake()
+        self._buffer.wake()
         if not alive:
             self._connection.reconnect()
             raise ConnectError(
-                f"could not drain the subscription to {self.consumer.label}: no PONG from "
+                f"could not drain the subscription to {self.info.label}: no PONG from "
                 f"{self._connection.settings.server_list} within {PONG_TIMEOUT:g} s, messages "
                 f"under way may be missing; subscribe again"
             )

@@ -7,20 +7,43 @@
 4. The consumer is created. If another client created it first, that consumer is looked up and
    compared, and the inbox is replaced by a subscription to that consumer's deliver subject.
 5. With ``min_last_seq``, no message is returned before the store that serves the consumer has that
-   sequence (``replica_check.py``).
+   sequence.
 
-Steps 2 to 4 are in ``consumer_setup.py``.
+Steps 2 to 4 are in ``consumer.py``.
+
+*Step 5 (ADR-53, "Consumers").* No released server honours ``min_last_seq`` in a consumer's
+configuration (docs/internals/measurements.md, Servers 1), so the client verifies it. The stream
+leader must have the sequence. An ordered subscription then reads at the leader. The consumer of
+another subscription reads the store of the consumer leader: if that server is not the stream
+leader, an ordered reader that is placed on it reads ``min_last_seq``. The heartbeats of the
+consumer itself would show it too, but only after it delivered all earlier messages. With acks it
+may wait long before that.
 """
 
 from __future__ import annotations
 
-from nats_stream_source.errors import NatsSourceError, NoMatchingStreamError
+import asyncio
+import contextlib
+
+from nats_stream_source.aio.tasks import wait_cancellable
+from nats_stream_source.errors import (
+    ConsumerLostError,
+    MinLastSequenceError,
+    NatsSourceError,
+    NoMatchingStreamError,
+    RequestTimeoutError,
+)
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.consumer_config import ConsumerConfig, ConsumerInfo
 from nats_stream_source.jetstream.leader import wait_for_last_seq
-from nats_stream_source.jetstream.subscriptions.bound_consumer import OnError
-from nats_stream_source.jetstream.subscriptions.buffer import DEFAULT_PENDING_BYTES
-from nats_stream_source.jetstream.subscriptions.consumer_setup import (
+from nats_stream_source.jetstream.ordered.reader import OrderedReader
+from nats_stream_source.jetstream.ordered.request import RangeRequest
+from nats_stream_source.jetstream.retry import Backoff, is_transient, retry
+from nats_stream_source.jetstream.reusable_connection import SharedConnection
+from nats_stream_source.jetstream.stream_identity import KnownStream
+from nats_stream_source.jetstream.subscriptions.buffer import DEFAULT_PENDING_BYTES, MessageBuffer
+from nats_stream_source.jetstream.subscriptions.consumer import (
+    OnError,
     bind_push_consumer,
     create_consumer,
     lookup_consumer,
@@ -32,7 +55,6 @@ from nats_stream_source.jetstream.subscriptions.ordered import (
 )
 from nats_stream_source.jetstream.subscriptions.pull import PullSubscription
 from nats_stream_source.jetstream.subscriptions.push import OnMessage, Subscription
-from nats_stream_source.jetstream.subscriptions.replica_check import wait_for_consumer_replica
 from nats_stream_source.jetstream.subscriptions.validation import (
     SubscribeRequest,
     validate_ordered,
@@ -52,6 +74,8 @@ __all__ = [
 log = field_logger(__name__)
 
 _DEFAULT_REACH_TIMEOUT = 30.0  # seconds
+_HEARTBEAT = 0.1  # seconds, the shortest interval that servers accept
+_BACKOFF = Backoff(_HEARTBEAT, _HEARTBEAT)
 
 
 async def subscribe(
@@ -99,8 +123,8 @@ async def subscribe(
     )
     name = await _stream_of(jetstream, request)
     consumer = await lookup_consumer(jetstream, name, request)
-    bound, buffer = await bind_push_consumer(jetstream, name, request, consumer, pending_bytes)
-    subscription = Subscription(bound, buffer, on_error=on_error)
+    bound, inbox = await bind_push_consumer(jetstream, name, request, consumer)
+    subscription = Subscription(bound, MessageBuffer(bound, inbox, pending_bytes), on_error)
     await _wait_for_min_last_seq(subscription, min_last_seq, reach_timeout)
     if callback is not None:
         subscription.start_callback(callback)
@@ -134,7 +158,7 @@ async def subscribe_pull(
     consumer = await lookup_consumer(jetstream, name, request)
     if consumer is None:
         consumer = await create_consumer(jetstream, name, request)
-    subscription = PullSubscription(consumer, on_error=on_error, pending_bytes=pending_bytes)
+    subscription = PullSubscription(consumer, on_error, pending_bytes)
     await _wait_for_min_last_seq(subscription, min_last_seq, reach_timeout)
     return subscription
 
@@ -158,17 +182,10 @@ async def subscribe_ordered(
     name = await _stream_of(jetstream, request)
     if min_last_seq is not None:
         await wait_for_last_seq(jetstream, name, min_last_seq, reach_timeout)
-    subscription = OrderedSubscription(
+    return OrderedSubscription(
         jetstream,
         await build_range_request(jetstream, name, request, min_last_seq, reach_timeout),
     )
-    if min_last_seq is not None:
-        try:
-            await subscription.wait_for_replica()
-        except BaseException:
-            await subscription.unsubscribe()
-            raise
-    return subscription
 
 
 async def _stream_of(jetstream: JetStream, request: SubscribeRequest) -> str:
@@ -213,5 +230,63 @@ async def _wait_for_min_last_seq(
         try:
             await subscription.unsubscribe()
         except NatsSourceError as error:
-            log.warning("unsubscribe failed", consumer=consumer.label, error=error)
+            log.warning("unsubscribe failed", consumer=info.label, error=error)
         raise
+
+
+async def wait_for_consumer_replica(
+    jetstream: JetStream, info: ConsumerInfo, min_last_seq: int, timeout: float
+) -> None:
+    """Wait until the store that serves a consumer has ``min_last_seq``, see the module.
+
+    Raises:
+        MinLastSequenceError: not reached within ``timeout`` seconds (412, 10180).
+    """
+    stream = info.stream
+    deadline = asyncio.get_running_loop().time() + timeout
+
+    async def reach() -> None:
+        now = await jetstream.stream_info(stream)
+        if now.replicated:
+            # Elections move both leaders, so both are requested each time.
+            server = ConsumerInfo.parse(await jetstream.consumer_info(stream, info.name)).leader
+        else:
+            server = now.leader
+        if now.last_seq < min_last_seq or (server is None and now.replicated):
+            # A newly elected leader, or a former one that has not stepped down yet.
+            raise RequestTimeoutError(f"the leader of stream {stream!r} is at {now.last_seq}")
+        if server != now.leader and min_last_seq > 0:
+            request = RangeRequest(
+                stream,
+                KnownStream(now.created),
+                min_last_seq - 1,
+                min_last_seq,
+                server=server,
+                headers_only=True,
+                heartbeat=_HEARTBEAT,
+                catch_up_timeout=timeout,
+            )
+            reader = OrderedReader(SharedConnection(jetstream.connection), request)
+            async with contextlib.aclosing(reader.batches()) as batches:
+                async for _ in batches:
+                    pass
+
+    await wait_for_last_seq(jetstream, stream, min_last_seq, timeout)
+    remaining = deadline - asyncio.get_running_loop().time()
+    with contextlib.suppress(asyncio.TimeoutError):
+        await wait_cancellable(
+            remaining,
+            retry(
+                reach,
+                seconds=remaining,
+                backoff=_BACKOFF,
+                on_error=lambda error: is_transient(error) or isinstance(error, ConsumerLostError),
+            ),
+        )
+        return
+    raise MinLastSequenceError(
+        f"could not verify the min last sequence of {info.label}: its replica did not reach "
+        f"{min_last_seq} within {timeout:g} s, its replica lags; retry or increase "
+        f"'reach_timeout' (412, 10180)",
+        settings=("reach_timeout",),
+    )

@@ -29,9 +29,8 @@ async def test_mistake_is_found_before_sending(shared_server: NatsServer) -> Non
     with Proxy(shared_server.port) as proxy:
         async with connected(proxy.url) as jetstream:
             before = proxy.asked("$JS.API.")
-            config = ConsumerConfig(flow_control=True)
-            with pytest.raises(SubscribeError, match="without idle_heartbeat"):
-                await subscribe(jetstream, stream=stream, config=config)
+            with pytest.raises(SubscribeError, match="neither subject nor stream is set"):
+                await subscribe(jetstream)
             assert proxy.asked("$JS.API.") == before
     assert consumers_of(shared_server.url, stream) == []
 

@@ -18,9 +18,8 @@ from nats_stream_source.errors import (
     UnknownStatusError,
 )
 from nats_stream_source.jetstream.api import JetStream
-from nats_stream_source.jetstream.subscriptions.fetch_request import FetchRequest
 from nats_stream_source.jetstream.subscriptions.message import JsMessage
-from nats_stream_source.jetstream.subscriptions.pull import PullSubscription
+from nats_stream_source.jetstream.subscriptions.pull import FetchRequest, PullSubscription
 from nats_stream_source.jetstream.subscriptions.subscribe import ConsumerConfig, subscribe_pull
 from tests.support.nats.buckets import api, flushed
 from tests.support.nats.subscriptions import (

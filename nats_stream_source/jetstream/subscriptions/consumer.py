@@ -1,0 +1,281 @@
+"""The consumer of a subscription: look-up, creation, binding and deletion (ADR-15).
+
+Consumers are created through ``CONSUMER.CREATE.<stream>.<name>[.<filter>]``, which all supported
+servers accept; the document describes older subjects. The client names every consumer, also an
+ephemeral one, so that it can be deleted even if the response to its creation was lost. The metadata
+of a durable consumer contains a creator token. Without it, the server would report success to two
+clients that create a durable consumer with the same configuration, and both would delete it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from types import TracebackType
+from typing import TypeVar
+
+from nats_stream_source.aio.tasks import run_to_completion
+from nats_stream_source.connection.connection import Connection
+from nats_stream_source.connection.inbox import Inbox
+from nats_stream_source.connection.liveness import PONG_TIMEOUT
+from nats_stream_source.err_codes import CONSUMER_NAME_IN_USE
+from nats_stream_source.errors import (
+    ApiError,
+    ConnectError,
+    ConsumerDeletedError,
+    ConsumerNotFoundError,
+    DuplicateSubscriptionError,
+    NatsSourceError,
+    StreamNotFoundError,
+    SubscribeError,
+)
+from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.consumer_config import ConsumerInfo
+from nats_stream_source.jetstream.retry import Backoff, retry
+from nats_stream_source.jetstream.subscriptions.validation import (
+    SubscribeRequest,
+    build_consumer_config,
+    verify_consumer,
+)
+from nats_stream_source.logs import field_logger
+
+log = field_logger(__name__)
+
+CREATOR_METADATA_KEY = "nats-stream-source.creator"
+"""Metadata key of the token that identifies the creator of a durable consumer."""
+
+OnError = Callable[[Exception], None]
+"""Receives the errors that the iteration would raise otherwise."""
+
+_LOOKUP_ATTEMPTS = 5  # for a consumer that is reported as bound
+_LOOKUP_BACKOFF = Backoff(0.05, 0.05)
+
+_S = TypeVar("_S", bound="BaseSubscription")
+
+
+class BoundConsumer:
+    """A consumer in use by one subscription.
+
+    Attributes:
+        jetstream: the JetStream context of the consumer.
+        info: the consumer's info at the start of the subscription.
+        created: True if this library created the consumer for the subscription. It is then deleted
+            at the end. A durable consumer that existed before is not deleted.
+    """
+
+    def __init__(self, jetstream: JetStream, info: ConsumerInfo, *, created: bool) -> None:
+        self.jetstream = jetstream
+        self.info = info
+        self.created = created
+
+    def __repr__(self) -> str:
+        origin = "created" if self.created else "existing"
+        return f"<BoundConsumer {self.info.stream} {self.info.name} {origin}>"
+
+    async def delete(self) -> None:
+        """Delete the consumer if it was created for this subscription. Later calls do nothing."""
+        if self.created:
+            self.created = False
+            await run_to_completion(
+                self.jetstream.delete_consumer(self.info.stream, self.info.name)
+            )
+
+    async def verify_exists(self) -> None:
+        """Raise ConsumerDeletedError if the consumer or its stream was deleted.
+
+        A deleted push consumer only stops sending. A missing response is not an error here: the
+        connection may be lost, or the user may lack the permission for the request.
+        """
+        try:
+            await self.jetstream.consumer_info(self.info.stream, self.info.name)
+        except (ConsumerNotFoundError, StreamNotFoundError) as error:
+            self.created = False
+            raise ConsumerDeletedError(
+                f"subscription to {self.info.label} failed: the consumer no longer exists, it was "
+                f"deleted or had no subscriber for longer than its inactive_threshold; subscribe "
+                f"again",
+                description="Consumer Deleted",
+            ) from error
+        except NatsSourceError as error:
+            log.debug("could not verify consumer", consumer=self.info.label, error=error)
+
+
+class BaseSubscription:
+    """A subscription as an async context manager. Leaving the context unsubscribes.
+
+    Attributes:
+        consumer: the consumer of the subscription.
+    """
+
+    def __init__(self, consumer: BoundConsumer, on_error: OnError | None) -> None:
+        self.consumer = consumer
+        self._connection = consumer.jetstream.connection
+        self._on_error = on_error
+        self._draining = False
+        self._closed = False
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "draining" if self._draining else "open"
+        return f"<{type(self).__name__} {self.consumer!r} {state}>"
+
+    @property
+    def info(self) -> ConsumerInfo:
+        """The consumer's info at the start of the subscription."""
+        return self.consumer.info
+
+    async def unsubscribe(self) -> None:
+        """End the subscription."""
+        raise NotImplementedError
+
+    def _report_error(self, error: NatsSourceError) -> None:
+        if self._on_error is None:
+            raise error
+        self._on_error(error)
+
+    async def _finish(self) -> None:
+        """Delete the consumer after the last drained message (ADR-15, "Drain")."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            await self.consumer.delete()
+        except NatsSourceError as error:
+            self._report_error(error)
+
+    async def __aenter__(self: _S) -> _S:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            await self.unsubscribe()
+        except NatsSourceError as cleanup_error:
+            if error is None:
+                raise
+            log.warning("unsubscribe failed", consumer=self.info.label, error=cleanup_error)
+
+
+async def lookup_consumer(
+    jetstream: JetStream, stream: str, request: SubscribeRequest
+) -> BoundConsumer | None:
+    """Look up and validate the named consumer; None if a new one is to be created."""
+    name = request.consumer
+    if name is None:
+        return None
+
+    async def look_up() -> ConsumerInfo:
+        info = ConsumerInfo.parse(await jetstream.consumer_info(stream, name))
+        verify_consumer(request, info)
+        return info
+
+    try:
+        # The server reports the end of the last subscription with a short delay.
+        info = await retry(
+            look_up,
+            attempts=_LOOKUP_ATTEMPTS,
+            backoff=_LOOKUP_BACKOFF,
+            on_error=lambda error: isinstance(error, DuplicateSubscriptionError),
+        )
+    except NatsSourceError as error:
+        if isinstance(error, ConsumerNotFoundError) and not request.bind:
+            return None
+        if not request.pull or isinstance(error, SubscribeError):
+            raise
+        # A pull subscription continues (ADR-15, "Consumer name"): the user may have the permission
+        # to pull but not to look up. If the consumer is missing, the first request reports it.
+        log.warning("could not look up consumer", stream=stream, consumer=name, error=error)
+        info = ConsumerInfo(stream, name, {"ack_policy": "explicit"}, False, 0, 0, 0, None)
+    return BoundConsumer(jetstream, info, created=False)
+
+
+async def create_consumer(
+    jetstream: JetStream,
+    stream: str,
+    request: SubscribeRequest,
+    deliver_subject: str | None = None,
+) -> BoundConsumer:
+    """Create the consumer; if another client created it first, look it up and validate it."""
+    prefix = jetstream.connection.settings.consumer_prefix
+    token = uuid.uuid4().hex
+    name = request.durable or f"{prefix}-{token[:16]}"
+    config = build_consumer_config(request, name, deliver_subject)
+    if request.durable:
+        config["metadata"] = {**config.get("metadata", {}), CREATOR_METADATA_KEY: token}
+    try:
+        response = await jetstream.add_consumer(stream, config)
+    except ApiError as error:
+        if request.durable is None or error.err_code not in CONSUMER_NAME_IN_USE:
+            raise
+        info = ConsumerInfo.parse(await jetstream.consumer_info(stream, name))
+        verify_consumer(request, info)
+        if not request.pull and not request.queue:
+            raise DuplicateSubscriptionError(
+                f"could not create {info.label}: another client created it at the same time, and "
+                f"it accepts one subscription only; use another durable name or a queue group"
+            ) from error
+        return BoundConsumer(jetstream, info, created=False)
+    except BaseException:
+        # No response, or cancelled: the consumer may exist.
+        await run_to_completion(
+            _delete_unconfirmed_consumer(
+                jetstream, stream, name, token if request.durable else None
+            )
+        )
+        raise
+    return BoundConsumer(jetstream, ConsumerInfo.parse(response), created=True)
+
+
+async def _delete_unconfirmed_consumer(
+    jetstream: JetStream, stream: str, name: str, token: str | None
+) -> None:
+    """Delete a consumer that may have been created, unless its creator token is another one."""
+    try:
+        if token is not None:
+            existing = await jetstream.consumer_info(stream, name)
+            if (existing["config"].get("metadata") or {}).get(CREATOR_METADATA_KEY) != token:
+                return
+        await jetstream.delete_consumer(stream, name)
+    except NatsSourceError as error:
+        log.debug("could not delete consumer", stream=stream, consumer=name, error=error)
+
+
+async def bind_push_consumer(
+    jetstream: JetStream, stream: str, request: SubscribeRequest, consumer: BoundConsumer | None
+) -> tuple[BoundConsumer, Inbox]:
+    """Return a push consumer, created if None was found, and the inbox of its deliver subject."""
+    connection, queue = jetstream.connection, request.queue or ""
+    if consumer is not None:
+        subject = consumer.info.config["deliver_subject"]
+        return consumer, await _subscribe_deliver_subject(connection, subject, queue)
+    subject = request.config.deliver_subject or connection.client.new_inbox()
+    inbox = await _subscribe_deliver_subject(connection, subject, queue)
+    try:
+        consumer = await create_consumer(jetstream, stream, request, subject)
+    except BaseException:
+        await connection.close_inbox(inbox)
+        raise
+    if consumer.created:
+        return consumer, inbox
+    await connection.close_inbox(inbox)
+    return await bind_push_consumer(jetstream, stream, request, consumer)
+
+
+async def _subscribe_deliver_subject(connection: Connection, subject: str, queue: str) -> Inbox:
+    """Subscribe to a deliver subject; raise the server's permission error if it is denied."""
+    inbox = await connection.open_inbox(subject, queue)
+    try:
+        # The server sends a permission error before the PONG.
+        if not await connection.run_until_denied(subject, lambda: connection.alive(PONG_TIMEOUT)):
+            connection.reconnect()
+            raise ConnectError(
+                f"could not subscribe to {subject!r}: no PONG from "
+                f"{connection.settings.server_list} within {PONG_TIMEOUT:g} s; retry"
+            )
+    except BaseException:
+        await connection.close_inbox(inbox)
+        raise
+    return inbox
