@@ -23,10 +23,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import pairwise
+
+import numpy as np
 
 from nats_stream_source.errors import ConsumerLimitError
 from nats_stream_source.jetstream.direct_get.count import MessageCount, count_messages
@@ -212,7 +213,7 @@ class Limits:
         rows = min(end - low, info.messages)
         if number(rows) == 1:
             return [end]
-        knots, decay, count = {low: 0, end: rows}, _decay(info), number(rows)
+        knots, count = {low: 0, end: rows}, number(rows)
         if view.scope.effective_filters or 4 * info.num_deleted * count > rows:
             count = number(0)
             with contextlib.suppress(ConsumerLimitError):
@@ -223,16 +224,15 @@ class Limits:
                 knots, count = {total.gap_end(low, end - 1): 0, end: rows}, number(rows)
                 parts = min(max(count, _MIN_PARALLEL + 1), _MAX_PARALLEL + 1, end - low)
                 for _ in range(_MAX_ROUNDS if count > 1 else 0):
-                    middles = _cut(knots, parts, decay)
+                    middles = _cut(knots, parts)
                     rests = await asyncio.gather(*(_count_after(view, seq) for seq in middles))
                     up_to = [rows - max(0, rest.messages - beyond) for rest in rests]
                     knots |= zip(middles, up_to, strict=True)
                     largest = max(b - a for a, b in pairwise([0, *up_to, rows]))
                     if largest <= _BALANCE * rows / parts:
                         break
-                    decay = 0.0  # the estimate was wrong
         ends, last = [], start
-        for i, seq in enumerate(_cut(knots, count, decay), start=1):
+        for i, seq in enumerate(_cut(knots, count), start=1):
             last = min(max(seq, last + 1), end - (count - i))  # each split has a sequence
             ends.append(last)
         return [*ends, end]
@@ -323,17 +323,11 @@ def _between(low: int, high: int, share: float, decay: float) -> int:
     return max(min(seq, high - 1), low + 1)
 
 
-def _cut(knots: Mapping[int, int], count: int, decay: float) -> list[int]:
+def _cut(knots: Mapping[int, int], count: int) -> list[int]:
     """The inner ends of ``count`` parts with about as many rows each; ``knots`` has known rows."""
     sequences = sorted(knots)
-    up_to = list(accumulate((knots[seq] for seq in sequences), max))
-    ends = []
-    for i in range(1, count):
-        target = up_to[-1] * i / count
-        above = max(1, bisect_left(up_to, target))
-        low, low_rows = sequences[above - 1], up_to[above - 1]
-        share = (target - low_rows) / max(up_to[above] - low_rows, 1)
-        high = sequences[above]
-        # `_between` does not reach `high`, which is the end where its count is the target.
-        ends.append(high if share >= 1 else _between(low, high, share, decay))
+    rows = np.maximum.accumulate([knots[seq] for seq in sequences])
+    ends: list[int] = (
+        np.interp(rows[-1] * np.arange(1, count) / count, rows, sequences).astype(int).tolist()
+    )
     return ends

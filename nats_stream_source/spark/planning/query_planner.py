@@ -49,11 +49,7 @@ from nats_stream_source.spark.planning.range_shares import (
     next_first,
     share_limits,
 )
-from nats_stream_source.spark.planning.stream_planner import (
-    PlannedRange,
-    StreamPlanner,
-    TrackedStream,
-)
+from nats_stream_source.spark.planning.stream_planner import PlannedRange, StreamPlanner
 from nats_stream_source.spark.planning.stream_states import (
     MAX_STREAMS,
     StreamStates,
@@ -101,7 +97,7 @@ class QueryPlanner:
         # A query of several streams continues without one that is deleted after a poll.
         gone = () if self._set is None else (StreamNotFoundError,)
         self._deleted: tuple[type[StreamNotFoundError], ...] = gone
-        self._streams: dict[str, TrackedStream] = {}
+        self._streams: dict[str, StreamPlanner] = {}
         self._initial_offset: Offset | None = None
         self._available_now: dict[str, StreamInfo] | None = None
         self._stream_end: Offset | None = None
@@ -169,7 +165,7 @@ class QueryPlanner:
             self._started = True
         planned = await self._plan(base, views, limited)
         self._stream_end = _moved(base, {name: one.stream_end for name, one in planned.items()})
-        behind = {name: one.bytes_behind(views[name].info) for name, one in planned.items()}
+        behind = {name: one.bytes_behind for name, one in planned.items()}
         self.bytes_behind = {name: size for name, size in behind.items() if size}
         rows = sum(one.rows for one in planned.values())
         # An end without rows, or after lost data, does not wait.
@@ -181,11 +177,9 @@ class QueryPlanner:
             return start
         end = _moved(base, {name: one.end for name, one in planned.items()})
         if end == start:
-            exhausted = all(one.exhausted for one in planned.values())
-            self._backoff.record_empty(start, state if exhausted else None, requests)
+            waits_for_mirror = any(self._stream(name).waits_for_mirror for name in planned)
+            self._backoff.record_empty(start, None if waits_for_mirror else state, requests)
             return start
-        for name, one in planned.items():
-            self._stream(name).planned = one.end, views[name].info
         self._backoff.reset()
         self._delay.record()
         return end
@@ -227,24 +221,21 @@ class QueryPlanner:
         self, name: str, first: Position, last: Position, min_splits: int
     ) -> list[Split]:
         stream = self._stream(name)
-        planned = stream.planned is not None and stream.planned[0] == last
-        if stream.planned is not None and planned:
-            view = await self._states.reuse(stream.planned[1])
+        if planned := stream.last is not None and stream.last.end == last:
+            view = await self._states.reuse(stream.last.info)
         else:
             view = await self._states.request(name)
-        return await stream.planner.splits(view, first, last, min_splits, planned=planned)
+        return await stream.splits(view, first, last, min_splits, planned=planned)
 
     # -- the streams of the query ---------------------------------------------------------------
 
-    def _stream(self, name: str) -> TrackedStream:
+    def _stream(self, name: str) -> StreamPlanner:
         if name not in self._streams:
             self._streams[name] = self._new_stream()
         return self._streams[name]
 
-    def _new_stream(self) -> TrackedStream:
-        return TrackedStream(
-            StreamPlanner(self._adapter, self._connection, self._cores, self._clock)
-        )
+    def _new_stream(self) -> StreamPlanner:
+        return StreamPlanner(self._adapter, self._connection, self._cores, self._clock)
 
     async def _begin(self, views: Views, started: str | None) -> dict[str, Position]:
         """Where streams begin that are new to the query, or continue after a restore.
@@ -259,10 +250,10 @@ class QueryPlanner:
             skips = self._adapter.start_of(name).policy in _SKIPPING
             start = _FROM_FIRST if later and skips else None
             stream = self._stream(name)
-            planner, at = stream.planner, stream.deleted_at
+            at = stream.deleted_at
             try:
-                restored = at and await planner.restored_position(view, at)
-                return restored or await planner.initial_position(view, start)
+                restored = at and await stream.restored_position(view, at)
+                return restored or await stream.initial_position(view, start)
             except self._deleted:
                 return None
 
@@ -317,18 +308,17 @@ class QueryPlanner:
     async def _plan(self, base: Offset, views: Views, limited: bool) -> dict[str, PlannedRange]:
         """The ranges of the streams that may have changed."""
         starts = {
-            name: at for name, at in base.streams.items() if self._may_have_rows(at, views[name])
+            name: at
+            for name, at in base.streams.items()
+            if self._stream(name).may_have_rows(at, views[name].info)
         }
         limited = limited and self._limit != RangeLimit(None)
         # One stream takes all of the limit. Of several, all is planned before it is shared.
         alone = self._limit if limited and len(starts) == 1 else None
         planned = await self._plan_each(starts, views, dict.fromkeys(starts, alone))
-        for name, one in planned.items():
-            empty = one.end == starts[name] and one.exhausted
-            self._stream(name).idle = (one.end, views[name].info.position) if empty else None
         if not limited or len(starts) <= 1:
             return planned
-        limits = self._shared_limits(planned, views)
+        limits = self._shared_limits(planned)
         again = {
             name: one.start
             for name, one in planned.items()
@@ -341,15 +331,6 @@ class QueryPlanner:
             elif name in shortened:
                 planned[name] = replace(shortened[name], start=planned[name].start)
         return planned
-
-    def _may_have_rows(self, at: Position, view: StreamView) -> bool:
-        info = view.info
-        stream = self._stream(info.name)
-        if stream.planner.waits_for_mirror:
-            return True
-        if (at.created, at.stream_seq, at.time) == (info.created, info.last_seq, info.last_time):
-            return False
-        return stream.idle != (at, info.position)
 
     async def _plan_each(
         self,
@@ -366,21 +347,19 @@ class QueryPlanner:
                 last = min(last, run_ends[name].last_seq if name in run_ends else start.stream_seq)
             try:
                 # A run ends at its first empty micro-batch.
-                return await self._stream(name).planner.plan(
-                    view, start, last, limits[name], thorough=run_ends is not None
+                return await self._stream(name).plan(
+                    view, start, last, limits[name], wait=run_ends is not None
                 )
             except self._deleted:
-                return PlannedRange(start, start, start, exhausted=False, whole=False)
+                return PlannedRange(view.info, start, start, start)
 
         ranges = await gather_limited(plan, list(starts), MAX_STREAMS)
         return dict(zip(starts, ranges, strict=True))
 
-    def _shared_limits(
-        self, planned: Mapping[str, PlannedRange], views: Views
-    ) -> dict[str, RangeLimit | None]:
+    def _shared_limits(self, planned: Mapping[str, PlannedRange]) -> dict[str, RangeLimit | None]:
         """The share of each stream in the limits of a micro-batch; None for a range as a whole."""
         demands = {
-            name: Demand(one.rows, one.rows * views[name].info.mean_size, one.whole)
+            name: Demand(one.rows, one.rows * one.info.mean_size, one.whole)
             for name, one in planned.items()
         }
         limits = share_limits(self._limit, demands, self._first)

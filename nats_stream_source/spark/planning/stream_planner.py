@@ -1,8 +1,7 @@
 """Plans the ranges of one stream: their ends and their splits. It runs on the driver.
 
 Every decision uses responses of the stream leader (``STREAM.INFO``, ``STREAM.MSG.GET``).
-``spark.planning.match_finder`` detects new messages, ``spark.planning.limits`` limits the range and
-cuts it into splits.
+``spark.planning.limits`` limits the range and cuts it into splits.
 
 The start position of a query, and which of its rows are initial values (End-Of-Initial-Data), is
 decided once per process and carried by every offset (``origin``, ``initial_through``):
@@ -31,15 +30,15 @@ Before it plans, the planner compares the stream with the offset to detect data 
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from nats_stream_source.aio.tasks import gather_limited
 from nats_stream_source.jetstream.kv.bucket import UNMARKED_TTLS
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.jetstream.stream_info import StreamInfo
+from nats_stream_source.jetstream.subjects import overlap
 from nats_stream_source.logs import field_logger
 from nats_stream_source.options import StartPosition
 from nats_stream_source.rows.base import FormatAdapter
@@ -49,7 +48,6 @@ from nats_stream_source.rows.splits import Split
 from nats_stream_source.rows.start_position import resolve_start
 from nats_stream_source.rows.stream_view import StreamView
 from nats_stream_source.spark.planning.limits import Limits, RangeLimit
-from nats_stream_source.spark.planning.match_finder import MatchFinder, should_advance
 from nats_stream_source.spark.planning.other_subjects import OtherSubjectsWarning
 
 log = field_logger(__name__)
@@ -60,57 +58,78 @@ class PlannedRange:
     """A range that starts at ``start``: empty if ``end`` equals it.
 
     Attributes:
+        info: the stream when the range was planned.
         start: the position that the range follows; of a new epoch after a data loss.
         end: the end under the limit.
         stream_end: the end without a limit.
-        exhausted: whether the plan covered all filters, so that only new messages change it.
         whole: whether the range is read as a whole under any limit: the initial values of
             ``last_per_subject``.
     """
 
+    info: StreamInfo
     start: Position
     end: Position
     stream_end: Position
-    exhausted: bool
-    whole: bool
+    whole: bool = False
 
     @property
     def rows(self) -> int:
         """The number of rows up to the stream's end: an estimate."""
         return self.stream_end.consumer_seq - self.start.consumer_seq
 
-    def bytes_behind(self, info: StreamInfo) -> int:
+    @property
+    def bytes_behind(self) -> int:
         """The size of the messages behind the end, estimated by the mean of the stream's."""
         rows = max(0, self.stream_end.consumer_seq - self.end.consumer_seq)
-        return rows * info.nbytes // max(1, info.messages)
+        return rows * self.info.nbytes // max(1, self.info.messages)
 
 
 class StreamPlanner:
     """Plans the ranges of one stream for one query. Not safe for concurrent calls.
 
     Args:
-        cores: the number of tasks that run in parallel; by default the driver's cores.
+        cores: the number of tasks that run in parallel.
         clock: the time in seconds.
+
+    Attributes:
+        found: where a stream begins that is new to the query, until an offset has it.
+        deleted_at: the last position, if a stream of this name was deleted.
+        last: the last range that was planned.
     """
 
     def __init__(
         self,
         adapter: FormatAdapter,
         connection: ReusableConnection,
-        cores: int | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        cores: int,
+        clock: Callable[[], float],
     ) -> None:
         self._adapter = adapter
         self._data_loss_check = DataLossCheck(adapter, connection, clock)
-        self._limits = Limits(cores or os.cpu_count() or 1)
-        self._match_finder = MatchFinder()
+        self._limits = Limits(cores)
         self._other_subjects = OtherSubjectsWarning()
-        self._planned: tuple[Position, tuple[object, ...]] | None = None  # the last end, and state
+        self.found: Position | None = None
+        self.deleted_at: Position | None = None
+        self.last: PlannedRange | None = None
 
     @property
     def waits_for_mirror(self) -> bool:
         """Whether the stream is a mirror that lacked the query's position when it was planned."""
         return self._data_loss_check.waits_for_mirror
+
+    def may_have_rows(self, at: Position, info: StreamInfo) -> bool:
+        """Whether a range after ``at`` may not be empty, without a request."""
+        if self.waits_for_mirror:
+            return True
+        if (at.created, at.stream_seq, at.time) == (info.created, info.last_seq, info.last_time):
+            return False
+        last = self.last
+        return last is None or not (last.start == at and self._is_last_end(at, info))
+
+    def _is_last_end(self, at: Position, info: StreamInfo) -> bool:
+        """Whether the last range ended at ``at``, and the stream has not changed since."""
+        last = self.last
+        return last is not None and last.end == at and last.info.position == info.position
 
     async def plan(
         self,
@@ -119,14 +138,14 @@ class StreamPlanner:
         last: int,
         limit: RangeLimit | None,
         *,
-        thorough: bool = False,
+        wait: bool = False,
     ) -> PlannedRange:
         """Plan the range from ``start`` up to the stream sequence ``last``.
 
         Args:
             view: the stream as its leader has just reported it.
             limit: the limits of the range; None for all messages.
-            thorough: request all filters: the run ends at the first empty range.
+            wait: wait for a mirror that lags, since an empty range would end the run.
 
         Raises:
             DataLossError: with ``failOnDataLoss``.
@@ -134,21 +153,20 @@ class StreamPlanner:
         await self._other_subjects.check(view)
         resumed = start
         # A stream with the same messages at both ends as when it planned ``start`` has lost none.
-        if self._planned != (start, view.info.position):
+        if not self._is_last_end(start, view.info):
             check = self._data_loss_check
-            if thorough:  # an empty micro-batch would end the run
+            if wait:
                 view = replace(view, info=await check.caught_up(start, view.info))
             position = await check.resume_from(start, view.info)
             if position is None:
-                return PlannedRange(start, start, start, exhausted=False, whole=False)
+                return PlannedRange(view.info, start, start, start)
             resumed = position
         if resumed.epoch != start.epoch:
             self._limits.forget()
-        end, stream_end = await self._plan_end(view, resumed, last, limit, thorough)
-        self._planned = end, view.info.position
-        exhausted = end != start or self._match_finder.is_exhausted(last)
+        end, stream_end = await self._plan_end(view, resumed, last, limit)
         whole = self._needs_last_per_subject(view, end, resumed.stream_seq, end.stream_seq)
-        return PlannedRange(resumed, end, stream_end, exhausted, whole)
+        self.last = PlannedRange(view.info, resumed, end, stream_end, whole)
+        return self.last
 
     async def splits(
         self,
@@ -266,7 +284,6 @@ class StreamPlanner:
         start: Position,
         last: int,
         limit: RangeLimit | None,
-        thorough: bool,
     ) -> tuple[Position, Position]:
         """The end of the micro-batch, and the stream's end, both after ``start``."""
         info, start_seq = view.info, start.stream_seq
@@ -277,22 +294,13 @@ class StreamPlanner:
             view, start, start_seq, through
         ):
             return await self._initial_values_end(view, start, last)
-        filters = view.scope.effective_filters
-        if not filters:
-            end = last
-            end_time = info.last_time if last == info.last_seq else None
-        else:
-            advance = should_advance(start_seq, info.first_seq, last)
-            finder = self._match_finder
-            newest = await finder.find_newest(view, start_seq, last, thorough=thorough)
-            if newest is None and advance and not finder.is_exhausted(last):
-                newest = await finder.find_newest(view, start_seq, last, thorough=True)
-            if newest is None:
-                if not advance:
-                    return start, start
-                empty = await _position_at(view, start, last, None, 0)
-                return empty, empty
-            end, end_time = newest
+        newest = await newest_match(view, start_seq, last)
+        if newest is None:
+            if not should_advance(start_seq, info.first_seq, last):
+                return start, start
+            empty = await _position_at(view, start, last, None, 0)
+            return empty, empty
+        end, end_time = newest
         limited_end, rows, total = await self._limits.limit(view, start_seq, end, limit)
         delivered = _delivered(view, start, limited_end, rows)
         time = end_time if limited_end == end else None
@@ -312,6 +320,53 @@ class StreamPlanner:
             count = await self._limits.count_subjects(view)
         end = await _position_at(view, start, through, None, count)
         return end, replace(end, stream_seq=last, consumer_seq=count + last - through)
+
+
+async def newest_match(view: StreamView, start: int, last: int) -> tuple[int, str | None] | None:
+    """The last message in ``(start, last]`` that matches the filters of the query, if it has some.
+
+    A range that ends with a matching message ends when that is read; any other sequence is an end
+    too, at the next idle heartbeat. The newest message alone often decides. Otherwise the leader is
+    requested for each filter's next message after ``start``, and where that exists for its last
+    one: a request for the last message of a wide filter without a match searches the whole stream.
+
+    Returns:
+        its sequence and timestamp; ``last`` without a timestamp where a filter's last message lies
+        beyond; None if no message matches.
+
+    Raises:
+        RequestTimeoutError: no match was found, and the responding server may not be the stream
+            leader any more.
+    """
+    jetstream, stream, filters = view.jetstream, view.info.name, view.scope.effective_filters
+    if not filters:
+        return last, view.info.last_time if last == view.info.last_seq else None
+    newest = await jetstream.message(stream, seq=last)
+    if newest is not None and any(overlap(newest.subject, one) for one in filters):
+        return last, newest.time
+
+    async def newest_of(subject_filter: str) -> tuple[int, str | None]:
+        following = await jetstream.message(stream, seq=start + 1, next_by_subj=subject_filter)
+        if following is None or following.seq > last:
+            return 0, None
+        message = await jetstream.message(stream, last_by_subj=subject_filter)
+        return (0, None) if message is None else (message.seq, message.time)
+
+    seq, time = max(await gather_limited(newest_of, filters), key=lambda found: found[0])
+    if seq <= start:
+        await view.verify_missing(last)
+        return None
+    return (seq, time) if seq <= last else (last, None)
+
+
+def should_advance(position: int, first_seq: int, last_seq: int) -> bool:
+    """Whether a query without matching rows should advance its offset to ``last_seq``.
+
+    Without this, retention would pass the offset of a query whose filter rarely matches, and the
+    query would report a data loss although it lost no message. Advancing costs an empty
+    micro-batch, so it waits until the position lies in the older half of the stream.
+    """
+    return position < last_seq and position - first_seq < last_seq - position
 
 
 async def _position_at(
@@ -337,22 +392,3 @@ def _delivered(view: StreamView, start: Position, seq: int, rows: int) -> int:
     initial = max(0, min(seq, start.initial_through) - start.stream_seq)
     later = seq - max(start.stream_seq, start.initial_through)
     return min(initial, rows) + max(0, later)
-
-
-@dataclass(slots=True)
-class TrackedStream:
-    """What the planner of a query keeps of one of its streams.
-
-    Attributes:
-        planner: plans its ranges.
-        found: where it begins, until an offset has it.
-        deleted_at: its last position, if a stream of this name was deleted.
-        idle: the position of the last plan, if that was empty, and the state of the stream.
-        planned: the last end of a micro-batch, and the stream as it was then.
-    """
-
-    planner: StreamPlanner
-    found: Position | None = None
-    deleted_at: Position | None = None
-    idle: tuple[Position, tuple[object, ...]] | None = None
-    planned: tuple[Position, StreamInfo] | None = None

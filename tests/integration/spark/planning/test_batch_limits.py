@@ -209,30 +209,3 @@ async def test_limit_while_others_write_is_not_exceeded(
         finally:
             enough.set()
             await writing
-
-
-async def test_limit_holds_for_many_keys(nats_server: NatsServer) -> None:
-    """A poll requests eight of the keys; one that sees only other writes proves nothing."""
-    url = nats_server.url
-    create_bucket(url, "b", history=64)
-    put_many(url, "b", [("other", b"")] * 10)
-    options = {"keys": ",".join(f"k{i:02}" for i in range(20)), "includeHistory": "true"}
-
-    async with planning(url, "b", maxRowsPerTrigger="5", **options) as planner:
-        start = await planner.initial_offset()
-        start = await planner.latest_offset(start)
-        for _ in range(3):  # what follows the first look, which asks for all
-            await asyncio.to_thread(put, url, "b", "other", b"")
-            start = await planner.latest_offset(start)
-        rows = await asyncio.to_thread(
-            put_many, url, "b", [("k15", b"%d" % i) for i in range(60)] + [("other", b"")]
-        )
-        sizes = []
-        for _ in range(100):
-            end = await planner.latest_offset(start)
-            sizes.append(sum(start.stream_seq < seq <= end.stream_seq for seq in rows[:60]))
-            start = end
-        end = start
-    assert sum(sizes) == 60
-    assert max(sizes) <= 5
-    assert end.stream_seq >= 73
