@@ -45,8 +45,8 @@ class BatchReadKind(Enum):
     """The messages of its range that a task of a batch reads.
 
     ``RANGE``: every message. ``CURRENT``: the last message of each subject, at least as new as the
-    end of the range (``state.latest_values``). ``AS_OF``: the last message of each subject
-    at the end of the range (``state.as_of``).
+    end of the range (``reading.latest_values``). ``AS_OF``: the last message of each subject
+    at the end of the range (``reading.as_of``).
     """
 
     RANGE = "range"

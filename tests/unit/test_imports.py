@@ -72,7 +72,7 @@ def test_deferred_aiohttp_is_loaded_at_first_use() -> None:
 def test_reader_needs_no_planner() -> None:
     modules = imported(
         "from nats_stream_source.spark.reading import split_reader\n"
-        "from nats_stream_source.spark.reading.state import as_of, latest_values"
+        "from nats_stream_source.spark.reading import as_of, latest_values"
     )
     assert not [name for name in modules if name.startswith("nats_stream_source.spark.planning")]
 

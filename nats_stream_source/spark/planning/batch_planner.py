@@ -5,8 +5,8 @@ It requests the state of each stream from its leader once, and the batch reads t
 =============================  =================================  ===========================
 options                        rows                               splits
 =============================  =================================  ===========================
-(none)                         each key's last entry              one (``state.latest_values``)
-``asOfSequence``, ``asOfTime``  each key's last entry as of then  one (``state.as_of``)
+(none)                         each key's last entry              one (``reading.latest_values``)
+``asOfSequence``, ``asOfTime``  each key's last entry as of then  one (``reading.as_of``)
 ``includeHistory``,            all revisions in the stream,       as a micro-batch of that range
 ``startSequence``, …           from there to the last one
 ``deliverPolicy``, …           the messages from there to         likewise; one for

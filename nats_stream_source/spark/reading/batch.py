@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from nats_stream_source.rows.base import FormatAdapter
 from nats_stream_source.rows.splits import BatchReadKind, BatchSplit
+from nats_stream_source.spark.reading.as_of import read_as_of
+from nats_stream_source.spark.reading.latest_values import read_latest_values
 from nats_stream_source.spark.reading.split_reader import read_splits
-from nats_stream_source.spark.reading.state.as_of import read_as_of
-from nats_stream_source.spark.reading.state.latest_values import read_latest_values
 
 
 def batch_rows(splits: Sequence[BatchSplit], adapter: FormatAdapter) -> Iterator[pa.RecordBatch]:

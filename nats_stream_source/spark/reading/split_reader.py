@@ -1,8 +1,10 @@
 """The reader of a task's splits: runs on an executor, once per attempt of the task.
 
-It reads each planned range with an ordered reader, which verifies that the stream is still the
-planned one, and yields record batches. After the last message it verifies that no message is
-missing (``rows.sequence_gaps``).
+It reads each planned range with an ordered reader and yields record batches. The reader detects a
+stream that was re-created or rolled back meanwhile: then the received rows are not those that the
+offsets promise, and the task fails. After the last message the task verifies that no message is
+missing (``rows.sequence_gaps``), and that the stream has the messages of other subjects that were
+left out (``RangeRequest.prefix``): subjects can be forged.
 
 A task of a query of several streams has many small splits. Their rows are yielded one split after
 the other, and meanwhile the next ones begin, up to the first batch of each: the requests of several
@@ -18,16 +20,23 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 
 import pyarrow as pa
 
-from nats_stream_source.errors import StreamNotFoundError
+from nats_stream_source.errors import (
+    ConsumerLimitError,
+    DataLossError,
+    PermissionDeniedError,
+    ProtocolError,
+    StreamNotFoundError,
+)
+from nats_stream_source.jetstream.kv.other_messages import count_entries
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
+from nats_stream_source.jetstream.stream_identity import Identity, StreamChangedError
 from nats_stream_source.metrics.counts import count
 from nats_stream_source.metrics.table import INPUT_BYTES
 from nats_stream_source.rows.base import FormatAdapter
 from nats_stream_source.rows.data_loss_report import report_aged_out, report_data_loss
 from nats_stream_source.rows.sequence_gaps import SequenceGapTracker
 from nats_stream_source.rows.splits import Split
-from nats_stream_source.spark.reading.loss import range_frames, verify_left_out
 from nats_stream_source.spark.runner import cached_runner
 from nats_stream_source.wire.consumer.deliveries import Deliveries
 
@@ -148,3 +157,45 @@ async def _split_frames(
         jetstream = await connection.jetstream()
         await report_aged_out(adapter, jetstream, reader.info, *missing, filters=request.filters)
     await verify_left_out(reader, connection)
+
+
+async def range_frames(reader: OrderedReader) -> AsyncGenerator[Deliveries, None]:
+    """Yield the messages of a range.
+
+    Raises:
+        DataLossError: the stream was re-created or rolled back. Rows from before and after may be
+            mixed, so only a new plan is correct, under any setting.
+    """
+    try:
+        async with contextlib.aclosing(reader.batches()) as batches:
+            async for frames in batches:
+                yield frames
+    except StreamChangedError as error:
+        goes_on = "with the re-created stream"
+        if error.identity is not Identity.RECREATED:
+            goes_on = "after the last message that is left"
+        raise DataLossError(
+            f"data loss in stream {reader.request.stream}: the stream was {error.identity.value} "
+            f"while the range {reader.request.bounds} was read: {error.observed}; load a batch "
+            f"again, or restart a streaming query with failOnDataLoss=false to continue {goes_on}"
+        ) from error
+
+
+async def verify_left_out(reader: OrderedReader, connection: ReusableConnection) -> None:
+    """Raise ProtocolError if messages were left out that the stream does not have."""
+    request, messages, info = reader.request, reader.left_out, reader.info
+
+    async def other_messages() -> int:
+        try:
+            jetstream = await connection.jetstream()
+            return (await count_entries(jetstream, info, request.prefix))[1]
+        except (PermissionDeniedError, ConsumerLimitError):
+            return messages
+
+    if messages and not await connection.retry_transient(other_messages):
+        raise ProtocolError(
+            f"could not read stream {info.name!r}: {messages} messages of the range "
+            f"{request.bounds} were received with subjects that do not start with "
+            f"{request.prefix!r}, and the stream does not have such messages; a proxy may have "
+            f"changed them: use TLS"
+        )

@@ -9,17 +9,13 @@ from datetime import timedelta
 from threading import Timer
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError, OptionError
 from nats_stream_source.jetstream.ordered import reader as ordered_reader
 from nats_stream_source.jetstream.ordered.small_range import small_range
-from nats_stream_source.spark.reading.state import as_of
-from nats_stream_source.spark.reading.state.state_loss import Cause
-from nats_stream_source.spark.reading.state.subjects_seen import SubjectsSeen
-from nats_stream_source.wire.encode import Delivery, encode_deliveries
+from nats_stream_source.spark.reading import as_of
 from tests.support.nats.buckets import (
     api,
     bucket_info,
@@ -207,27 +203,6 @@ def test_keys_that_are_made_while_later_ones_are_read(
         assert [row["revision"] for row in rows_of_task(reader, task)] == [6, 8, 9]
         assert looks.pop() == 3  # after the values
     assert looks == [0, 1, 2]
-
-
-def test_history_keeps_later_revisions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row a key, however many revisions follow."""
-    monkeypatch.setattr(as_of, "_MAX_ROWS", 5)
-    seen = SubjectsSeen()
-    seen.add(pa.array(["s"]))
-    late = as_of._LateEntries(seen)
-    block = b"NATS/1.0\r\nNats-Rollup: sub\r\n\r\n"
-    for seq in range(1, 41):
-        subject = "sabc"[seq % 4]
-        headers = block if seq == 5 else b""
-        late.add(encode_deliveries("S", [Delivery(subject, seq, 0, headers, b"")]))
-        assert sum(part.num_rows for part in late._parts) <= 3 + 5
-    assert sorted(late.names()) == ["a", "b", "c"]
-    assert {cause: sorted(late.unknown(10)[cause]) for cause in Cause} == {
-        Cause.PURGED: ["a"],
-        Cause.SUPERSEDED: ["b", "c"],
-    }
-    assert late.unknown(-1) == {Cause.PURGED: ["a"]}
-    assert late.unknown(11) == {Cause.PURGED: ["a"], Cause.SUPERSEDED: []}
 
 
 def test_keys_created_after_plan(shared_server: NatsServer, bucket: str) -> None:

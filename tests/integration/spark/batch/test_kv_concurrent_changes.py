@@ -17,7 +17,7 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.api import list_subjects
 from nats_stream_source.rows.splits import BatchReadKind
-from nats_stream_source.spark.reading.state import latest_values
+from nats_stream_source.spark.reading import latest_values
 from nats_stream_source.spark.runner import close_cached_runners
 from tests.support.event_loop import run
 from tests.support.nats.buckets import (

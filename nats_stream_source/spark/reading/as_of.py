@@ -2,8 +2,7 @@
 
 The state as of revision ``end`` is each key's last entry up to ``end``. For entries in the stream
 this is exact: history removes a key's oldest revisions first, so the last revision up to ``end``
-that is left is the last one that existed. Where the bucket keeps one revision per key, all messages
-up to ``end`` are such entries. Otherwise the range is read twice: first without values, to find
+that is left is the last one that existed. The range is read twice: first without values, to find
 each key's last sequence, then those messages.
 
 Entries that are missing need more evidence:
@@ -23,47 +22,45 @@ warning, without a row. A removal through the stream API (a purge, a deleted mes
 detected, nor is a history that used to be shorter.
 
 The keys that were created later, or may have been, are found in the messages after the range
-(``catch_up``). If none was written while these were read, a key's first message and
-its number of revisions are of one point in time, and decide. Otherwise the leader is requested for
-each of these keys, and the order matters, since revisions may be removed at any time: a count of
-revisions below the limit proves that none was removed *until then*, so it is requested after the
-first revision.
+(``latest_values.CatchUpReader``), and the leader is requested for each of them. The order matters,
+since revisions may be removed at any time: a count of revisions below the limit proves that none
+was removed *until then*, so it is requested after the first revision.
 
-All of this precedes the second read, if the range is read twice: a query that takes only a few rows
-must still raise the error.
+All of this precedes the second read: a query that takes only a few rows must still raise the error.
+The error names the keys by the cause for which their entries are missing, since each cause has its
+own action: a deeper history keeps superseded revisions and does not keep purged ones.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from enum import Enum
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from nats_stream_source.aio.tasks import gather_limited
+from nats_stream_source.errors import DataLossError
 from nats_stream_source.jetstream.api import JetStream, list_subjects, max_concurrent_requests
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
-from nats_stream_source.jetstream.stream_identity import KnownStream
+from nats_stream_source.jetstream.stream_identity import KnownStream, has_older_messages
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import is_literal
+from nats_stream_source.jetstream.times import nanoseconds
+from nats_stream_source.logs import field_logger
 from nats_stream_source.rows.base import FormatAdapter
-from nats_stream_source.rows.splits import MESSAGE_TTLS, BatchSplit
-from nats_stream_source.spark.reading.loss import range_frames
-from nats_stream_source.spark.reading.state.catch_up import CatchUpReader, all_subjects_seen
-from nats_stream_source.spark.reading.state.state_loss import (
-    Cause,
-    Unknown,
-    has_all_messages,
-    report,
-    untraced_removals,
+from nats_stream_source.rows.splits import MESSAGE_TTLS, BatchSplit, removal_settings
+from nats_stream_source.spark.reading.latest_values import (
+    CatchUpReader,
+    SubjectsSeen,
+    all_subjects_seen,
 )
-from nats_stream_source.spark.reading.state.subjects_seen import SubjectsSeen
+from nats_stream_source.spark.reading.split_reader import range_frames
 from nats_stream_source.spark.runner import Runner, cached_runner
-from nats_stream_source.wire.columns import header_blocks, subjects
+from nats_stream_source.wire.columns import subjects
 from nats_stream_source.wire.consumer.deliveries import Deliveries
 from nats_stream_source.wire.headers import MARKER_REASON
 
@@ -71,9 +68,20 @@ _MAX_ROWS = 1 << 20  # buffered revisions; above, they are reduced to one row pe
 
 # Headers of a message that replaces others which were removed.
 _REPLACES = tuple(f"\r\n{name}:".encode() for name in ("Nats-Rollup", MARKER_REASON))
-_NO_LATE_ENTRIES = pa.schema(
-    [("name", pa.string()), ("replaces", pa.bool_()), ("count", pa.int64())]
-).empty_table()
+_MAX_NAMED = 10
+
+log = field_logger(__name__)
+
+
+class Cause(Enum):
+    """Why a key's entry is missing."""
+
+    SUPERSEDED = "superseded"
+    PURGED = "purged"
+
+
+Unknown = Mapping[Cause, Sequence[str]]
+"""The subjects whose entries are missing, by cause."""
 
 
 def read_as_of(batch_split: BatchSplit, adapter: FormatAdapter) -> Iterator[pa.RecordBatch]:
@@ -85,17 +93,7 @@ def read_as_of(batch_split: BatchSplit, adapter: FormatAdapter) -> Iterator[pa.R
         ConsumerLostError, MinLastSequenceError, ConnectError, …: see ``jetstream.ordered.reader``.
     """
     split, runner = batch_split.split, cached_runner(adapter.options.connection)
-    seen, received = SubjectsSeen(), 0
-    if batch_split.history == 1:
-        reader = OrderedReader(runner.connection, split.range)
-        with contextlib.closing(runner.iterate(range_frames(reader))) as batches:
-            for frames in batches:
-                received += len(frames)
-                if len(frames):
-                    seen.add(subjects(frames))
-                yield from adapter.rows(frames, split)
-        _verify_complete(runner, batch_split, adapter, reader.info, seen, received)
-        return
+    received = 0
     last, whole = _LastSequences(), replace(split.range, headers_only=True)
     reader = OrderedReader(runner.connection, whole)
     with contextlib.closing(runner.iterate(range_frames(reader))) as batches:
@@ -103,8 +101,7 @@ def read_as_of(batch_split: BatchSplit, adapter: FormatAdapter) -> Iterator[pa.R
             received += len(frames)
             last.add(frames)
     last.finish()
-    seen.add(last.names)
-    info = _verify_complete(runner, batch_split, adapter, reader.info, seen, received)
+    info = _verify_complete(runner, batch_split, adapter, reader.info, last.names, received)
     if not last.names:
         return
     # A revision may be a key's last only because later ones, up to `end`, were removed before they
@@ -114,7 +111,7 @@ def read_as_of(batch_split: BatchSplit, adapter: FormatAdapter) -> Iterator[pa.R
     with contextlib.closing(runner.iterate(range_frames(reader))) as batches:
         for frames in batches:
             yield from adapter.rows(last.select(frames), split)
-    report(batch_split, adapter, {Cause.SUPERSEDED: last.missing()}, [])
+    _report(batch_split, adapter, {Cause.SUPERSEDED: last.missing()}, [])
 
 
 def _verify_complete(
@@ -122,45 +119,45 @@ def _verify_complete(
     batch_split: BatchSplit,
     adapter: FormatAdapter,
     info: StreamInfo,
-    seen: SubjectsSeen,
+    names: pa.Array,
     received: int,
 ) -> StreamInfo:
     """Report a loss if the received subjects may not be all that had a message at ``end``.
 
     Args:
         info: the stream after the range was read.
+        names: the subjects.
         received: the number of messages of the range. As many as ``end`` are all that were ever
             written up to there.
 
     Returns:
         The stream after the messages that follow the range were read.
     """
+    request, seen = batch_split.split.range, SubjectsSeen()
+    seen.add(names)
+
+    def has_all(info: StreamInfo) -> bool:
+        return received == request.end or info.messages == info.last_seq
 
     def is_complete(info: StreamInfo) -> bool:
-        return (
-            received == batch_split.split.range.end
-            or has_all_messages(info)
-            or all_subjects_seen(batch_split, info, len(seen))
-        )
+        return has_all(info) or all_subjects_seen(batch_split, info, len(seen))
 
-    catch_up, late = CatchUpReader(runner, batch_split, info), _LateEntries(seen)
+    catch_up, late = CatchUpReader(runner, batch_split, info), list[str]()
     for frames in catch_up.frames(is_complete, headers_only=True):
-        late.add(frames)
-    unknown: Unknown = {}
-    if not is_complete(catch_up.info):
-        if catch_up.caught_up and catch_up.ranges_read <= 1:
-            unknown = late.unknown(batch_split.history)
-        else:
-            names = None if not catch_up.caught_up else late.names()
+        late += subjects(seen.first_messages(frames), replace=True).to_pylist()
 
-            async def request() -> Unknown:
-                jetstream = await runner.connection.jetstream()
-                return await _unknown(jetstream, batch_split, seen, names)
+    async def unknown() -> Unknown:
+        jetstream = await runner.connection.jetstream()
+        missing: list[str] = []
+        if not (catch_up.caught_up or is_complete(catch_up.info)):
+            listed = await list_subjects(jetstream, request.stream, request.subject_filters)
+            missing = seen.missing(listed)
+        return await _unknown(jetstream, batch_split, late + missing)
 
-            unknown = runner.retry_transient(request)
-    if received == batch_split.split.range.end:
+    found = {} if has_all(catch_up.info) else runner.retry_transient(unknown)
+    if received == request.end:
         return catch_up.info
-    removals = untraced_removals(catch_up.info)
+    removals = _untraced_removals(catch_up.info)
     # If the range ended at the stream's last message, messages removed before the plan were not
     # part of the state, and none was removed since if as many subjects were received as planned.
     # For some keys only, that number is unknown, but limits remove the oldest messages first.
@@ -169,52 +166,10 @@ def _verify_complete(
             catch_up.info.first_seq == batch_split.first_seq and MESSAGE_TTLS not in removals
         )
     else:
-        all_received = batch_split.subject_count == len(seen)
+        all_received = batch_split.subject_count == len(names)
     exact = batch_split.at_stream_end and all_received
-    report(batch_split, adapter, unknown, [] if exact else removals)
+    _report(batch_split, adapter, found, [] if exact else removals)
     return catch_up.info
-
-
-class _LateEntries:
-    """The messages after the range of subjects that were not received in it."""
-
-    def __init__(self, seen: SubjectsSeen) -> None:
-        self._seen = seen
-        self._parts: list[pa.Table] = []
-        self._rows = 0
-
-    def add(self, frames: Deliveries) -> None:
-        """Add the next messages."""
-        if not len(frames):
-            return
-        names, blocks = subjects(frames), header_blocks(frames)
-        replaces = pc.or_(*(pc.match_substring(blocks, header) for header in _REPLACES))
-        count = pa.repeat(pa.scalar(1, pa.int64()), len(frames))
-        part = pa.table({"name": names, "replaces": replaces, "count": count})
-        self._parts.append(part.filter(self._seen.unseen(names)))
-        self._rows += self._parts[-1].num_rows
-        if self._rows > _MAX_ROWS:
-            self._parts, self._rows = [self._table()], 0
-
-    def _table(self) -> pa.Table:
-        table = pa.concat_tables(self._parts) if self._parts else _NO_LATE_ENTRIES
-        grouped = table.group_by("name").aggregate([("replaces", "max"), ("count", "sum")])
-        return grouped.rename_columns(["name", "replaces", "count"])
-
-    def names(self) -> list[str]:
-        """The subjects."""
-        names: list[str] = self._table()["name"].to_pylist()
-        return names
-
-    def unknown(self, history: int) -> Unknown:
-        """The subjects that may have had earlier messages, if all their messages were added."""
-        table = self._table()
-        purged = table["replaces"]
-        unknown: Unknown = {Cause.PURGED: table["name"].filter(purged).to_pylist()}
-        if history < 1:
-            return unknown
-        full = pc.and_not(pc.greater_equal(table["count"], history), purged)
-        return {**unknown, Cause.SUPERSEDED: table["name"].filter(full).to_pylist()}
 
 
 class _LastSequences:
@@ -272,18 +227,10 @@ class _LastSequences:
         return names
 
 
-async def _unknown(
-    jetstream: JetStream, batch_split: BatchSplit, seen: SubjectsSeen, names: list[str] | None
-) -> Unknown:
-    """The subjects of ``names`` that may have had a message at ``end``.
-
-    Args:
-        names: subjects that were not received; None for all of them.
-    """
+async def _unknown(jetstream: JetStream, batch_split: BatchSplit, names: Sequence[str]) -> Unknown:
+    """The subjects of ``names``, not received, that may have had a message at ``end``."""
     request, history = batch_split.split.range, batch_split.history
     stream = request.stream
-    if names is None:
-        names = seen.missing(await list_subjects(jetstream, stream, request.subject_filters))
 
     async def cause(name: str) -> Cause | None:
         """None if the subject was created later."""
@@ -303,3 +250,66 @@ async def _unknown(
     return {
         one: [name for name, its in zip(names, causes, strict=True) if its is one] for one in Cause
     }
+
+
+def _untraced_removals(info: StreamInfo) -> list[str]:
+    """The settings that may have removed entries without a trace; empty if none is missing."""
+    if info.messages == info.last_seq:
+        return []
+    settings = list(removal_settings(info.config))
+    now = info.now and nanoseconds(info.now)
+    young = now and now - nanoseconds(info.created) < (info.config.get("max_age") or 0)
+    if "max_age" in settings and young and not has_older_messages(info):
+        settings.remove("max_age")  # the stream is younger than the limit
+    # The limits remove the oldest messages first, a TTL any message.
+    return settings if info.first_seq > 1 else [name for name in settings if name == MESSAGE_TTLS]
+
+
+def _report(
+    batch_split: BatchSplit, adapter: FormatAdapter, unknown: Unknown, removals: Sequence[str]
+) -> None:
+    """Raise DataLossError, or log a warning, if a part of the state is unknown."""
+    split, history = batch_split.split, batch_split.history
+    stream = split.range.stream
+    observed = []
+    actions = ["set failOnDataLoss=false to leave out the unknown entries"]
+    if superseded := unknown.get(Cause.SUPERSEDED):
+        kept = "" if history < 1 else f", of which the bucket keeps {history} per key"
+        observed.append(
+            f"the entries of {_named(superseded, split.prefix)} were superseded by later "
+            f"revisions{kept}"
+        )
+        actions.append("keep more with a deeper history of the bucket")
+    if purged := unknown.get(Cause.PURGED):
+        observed.append(
+            f"the entries of {_named(purged, split.prefix)} were removed by a later purge or expiry"
+        )
+        actions.append("delete keys with a DEL marker, which keeps their revisions")
+    if removals:
+        observed.append(f"entries may have been removed without a trace ({', '.join(removals)})")
+        if MESSAGE_TTLS in removals:
+            actions[0] = (
+                f"set failOnDataLoss=false if no writer sets a TTL: {MESSAGE_TTLS} only allows "
+                f"TTLs, and nats-py's create_key_value always sets it"
+            )
+            actions.append(f"create the bucket without {MESSAGE_TTLS}")
+        else:
+            actions.append("use a bucket without limits")
+    if not observed:
+        return
+    state = f"as of {adapter.terms.sequence} {split.range.end}: {'; '.join(observed)}"
+    if adapter.options.common.fail_on_data_loss:
+        raise DataLossError(f"data loss in stream {stream} {state}; {', or '.join(actions)}")
+    log.warning(
+        f"data loss accepted: stream {stream} {state}; failOnDataLoss=false: leave out the unknown "
+        f"entries",
+        stream=stream,
+    )
+
+
+def _named(subjects: Sequence[str], prefix: str) -> str:
+    """The number of keys, and the first of them."""
+    names = sorted(name[len(prefix) :] for name in subjects)
+    listed = ", ".join(repr(name) for name in names[:_MAX_NAMED])
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return f"{len(names)} keys ({listed}{more})"
