@@ -10,16 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from nats_stream_source.errors import OptionError
 from nats_stream_source.options import converters
 from nats_stream_source.options.advice import create_view
-from nats_stream_source.options.table import Mode, Option
-
-MAX_TRIGGER_DELAY = 900.0  # seconds; the default of Spark's Kafka source
-OUTAGE_TIMEOUT = 300.0  # seconds
-DISCOVERY_INTERVAL = 30.0  # seconds
+from nats_stream_source.options.start_position import StartTimeStrategy
+from nats_stream_source.options.table import Mode, Option, Values
 
 COMMON: tuple[Option, ...] = (
     Option(
@@ -47,34 +43,36 @@ COMMON: tuple[Option, ...] = (
         "maxTriggerDelay",
         converters.long_duration,
         "Maximum time in seconds from one micro-batch to the next one, while fewer than "
-        f"`minRowsPerTrigger` rows are available. Default: {MAX_TRIGGER_DELAY:g}.",
+        "`minRowsPerTrigger` rows are available. {default}.",
+        default=900.0,  # as Spark's Kafka source
         only=Mode.STREAMING,
     ),
     Option(
         "outageTimeout",
-        converters.outage,
+        converters.seconds(0, 86_400),
         "Maximum time that a running query waits for unavailable servers, or a stream without "
         "a leader, and for progress of a mirror that lacks what the query has read. At the start "
-        "of a query `connectTimeout` applies to servers. Default: "
-        f"{OUTAGE_TIMEOUT:g}; 0 fails after `connectTimeout`.",
+        "of a query `connectTimeout` applies to servers. {default}; 0 fails after "
+        "`connectTimeout`.",
+        default=300.0,
         only=Mode.STREAMING,
     ),
     Option(
         "minPartitions",
-        converters.partition_count,
+        converters.integer_to(10_000),
         "Minimum number of partitions per batch. Default: one per 500,000 rows or 128 MiB, at most "
         "the driver's cores. At most 10,000; a range is not split further than its sequences.",
     ),
     Option(
         "discoveryInterval",
         converters.long_duration,
-        "Maximum time in seconds until a query with a pattern finds a new match. Default: "
-        f"{DISCOVERY_INTERVAL:g}.",
+        "Maximum time in seconds until a query with a pattern finds a new match. {default}.",
+        default=30.0,
         only=Mode.STREAMING,
     ),
     Option(
         "startTimeStrategy",
-        converters.start_time_strategy,
+        converters.one_of(*StartTimeStrategy),
         "What happens if all messages of a stream are older than `startTime`: `error` refuses to "
         "start, `latest` starts with the next message, also if the time is in the future. Default: "
         "the query starts with the next message, and a time in the future is an error.",
@@ -106,15 +104,15 @@ COMMON: tuple[Option, ...] = (
 class CommonOptions:
     """The parsed options of :data:`COMMON`."""
 
-    max_rows: int | None = None
-    max_bytes: int | None = None
-    min_rows: int | None = None
-    max_trigger_delay: float = MAX_TRIGGER_DELAY
-    outage_timeout: float = OUTAGE_TIMEOUT
-    min_partitions: int | None = None
-    fail_on_data_loss: bool = True
-    include_headers: bool = False
-    include_origin: bool = False
+    max_rows_per_trigger: int | None
+    max_bytes_per_trigger: int | None
+    min_rows_per_trigger: int | None
+    max_trigger_delay: float
+    outage_timeout: float
+    min_partitions: int | None
+    fail_on_data_loss: bool
+    include_headers: bool
+    include_origin: bool
 
     @property
     def added_columns(self) -> frozenset[str]:
@@ -123,44 +121,22 @@ class CommonOptions:
         return frozenset(name for name, is_set in set_options.items() if is_set)
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> CommonOptions:
+    def of(cls, values: Values) -> CommonOptions:
         """From parsed values; raises OptionError if two options contradict each other."""
-        max_rows, min_partitions = values["maxRowsPerTrigger"], values["minPartitions"]
-        if max_rows is not None and min_partitions is not None and min_partitions > max_rows:
+        options = values.build(cls)
+        most, least = options.max_rows_per_trigger, options.min_rows_per_trigger
+        if most is not None and (options.min_partitions or 0) > most:
             raise OptionError(
                 f"options 'minPartitions' and 'maxRowsPerTrigger' contradict each other: "
-                f"{max_rows} rows do not make {min_partitions} partitions"
+                f"{most} rows do not make {options.min_partitions} partitions"
             )
-        min_rows, delay = values["minRowsPerTrigger"], values["maxTriggerDelay"]
-        if max_rows is not None and min_rows is not None and min_rows > max_rows:
+        if most is not None and least is not None and least > most:
             raise OptionError(
                 f"options 'minRowsPerTrigger' and 'maxRowsPerTrigger' contradict each other: "
-                f"{min_rows} is more than {max_rows}"
+                f"{least} is more than {most}"
             )
-        if delay is not None and min_rows is None:
-            raise OptionError("option 'maxTriggerDelay' has no effect without 'minRowsPerTrigger'")
-        return cls(
-            outage_timeout=outage_timeout(values),
-            max_rows=max_rows,
-            max_bytes=values["maxBytesPerTrigger"],
-            min_rows=min_rows,
-            max_trigger_delay=MAX_TRIGGER_DELAY if delay is None else delay,
-            min_partitions=min_partitions,
-            fail_on_data_loss=values["failOnDataLoss"],
-            include_headers=values["includeHeaders"],
-            include_origin=values["includeOrigin"],
-        )
-
-
-def outage_timeout(values: Mapping[str, Any]) -> float:
-    """The value of ``outageTimeout``, in seconds."""
-    given: float | None = values["outageTimeout"]
-    return OUTAGE_TIMEOUT if given is None else given
-
-
-def _is_set(value: object) -> bool:
-    # By identity: a timestamp may be 0.
-    return value is not None and value is not False and value != ()
+        values.validate_effect("maxTriggerDelay", "minRowsPerTrigger")
+        return options
 
 
 def require_options(given: Mapping[str, str], format_name: str, stream_option: str) -> None:
@@ -174,7 +150,7 @@ def require_options(given: Mapping[str, str], format_name: str, stream_option: s
         )
 
 
-def validate_mode(values: Mapping[str, Any], table: Sequence[Option], mode: Mode | None) -> None:
+def validate_mode(values: Values, table: Sequence[Option], mode: Mode | None) -> None:
     """Raise OptionError for an option that does not apply to ``mode``.
 
     Args:
@@ -182,19 +158,5 @@ def validate_mode(values: Mapping[str, Any], table: Sequence[Option], mode: Mode
     """
     for option in table:
         only = option.only
-        if mode and only and mode is not only and _is_set(values[option.name]):
+        if mode and only and mode is not only and values.is_set(option.name):
             raise OptionError(f"option {option.name!r} is for {only.value}, this is {mode.value}")
-
-
-def validate_effect(values: Mapping[str, Any], name: str, *required: str) -> None:
-    """Raise OptionError if ``name`` is set and none of the options that it depends on."""
-    if _is_set(values[name]) and not any(_is_set(values[one]) for one in required):
-        others = " or ".join(map(repr, required))
-        raise OptionError(f"option {name!r} has no effect without {others}; set it, or remove it")
-
-
-def validate_exclusive(values: Mapping[str, Any], *names: str, reason: str) -> None:
-    """Raise OptionError if more than one of the options ``names`` is set."""
-    given = [name for name in names if _is_set(values[name])]
-    if len(given) > 1:
-        raise OptionError(f"options {given[0]!r} and {given[1]!r} contradict each other: {reason}")

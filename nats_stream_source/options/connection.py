@@ -89,14 +89,14 @@ CONNECTION: tuple[Option, ...] = (
     ),
     Option(
         "connectTimeout",
-        converters.duration,
+        converters.seconds(0.05, 3600),
         "Maximum time to connect, and to retry while servers are not available. {default}; from "
         "0.05 to 3600.",
         default=_DEFAULTS["connect_timeout"],
     ),
     Option(
         "requestTimeout",
-        converters.duration,
+        converters.seconds(0.05, 3600),
         "Maximum time to wait for one response of a server. {default}; from 0.05 to 3600.",
         default=_DEFAULTS["request_timeout"],
     ),

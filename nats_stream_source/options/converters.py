@@ -10,16 +10,15 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Generic, TypeVar
 
 from nats_stream_source.errors import ProtocolError
-from nats_stream_source.jetstream.kv.config import MAX_HISTORY
 from nats_stream_source.jetstream.times import LONGEST_DURATION, nanoseconds
 from nats_stream_source.options.start_position import (
     START_WORDS,
     DeliverPolicy,
     NamedStarts,
-    StartTimeStrategy,
 )
 from nats_stream_source.wire.codec.definition import (
     KEY_CODECS,
@@ -127,55 +126,32 @@ def integer(value: str) -> int:
     return number
 
 
-@kind("integer")
-def partition_count(value: str) -> int:
-    """A number of Spark partitions, at most 10,000."""
-    return _bounded(value, 10_000)
+def integer_to(largest: int) -> Kind[int]:
+    """An integer from 1 to ``largest``."""
 
-
-def _bounded(value: str, largest: int) -> int:
-    number = integer(value)
-    if number > largest:
-        raise ValueError(f"is larger than {largest}")
-    return number
-
-
-@kind("integer")
-def replica_count(value: str) -> int:
-    """A number of replicas of a stream, at most 5."""
-    return _bounded(value, 5)
-
-
-@kind("integer")
-def history_depth(value: str) -> int:
-    """A number of revisions per key, at most 64 (ADR-8)."""
-    return _bounded(value, MAX_HISTORY)
-
-
-@kind("integer")
-def in_flight_count(value: str) -> int:
-    """A number of unacknowledged messages, at most 10,000: a stream buffers so many."""
-    return _bounded(value, 10_000)
-
-
-def one_of(*names: str) -> Kind[str]:
-    """One of ``names``, in any case."""
-    quoted = [f"`{name}`" for name in names]
-
-    @kind(f"{', '.join(quoted[:-1])} or {quoted[-1]}")
-    def convert(value: str) -> str:
-        lowered = value.strip().lower()
-        if lowered not in names:
-            raise ValueError(f"is not one of {', '.join(names)}")
-        return lowered
+    @kind("integer")
+    def convert(value: str) -> int:
+        number = integer(value)
+        if number > largest:
+            raise ValueError(f"is larger than {largest}")
+        return number
 
     return convert
 
 
-@kind("duration in seconds")
-def long_duration(value: str) -> float:
-    """A duration in seconds, from 0.1 to 9e9 (:data:`LONGEST_DURATION`)."""
-    return _seconds(value, 0.1, LONGEST_DURATION)
+def one_of(*members: T) -> Kind[T]:
+    """One of several strings, or members of an enumeration by their values, in any case."""
+    by_name = {str(one.value if isinstance(one, Enum) else one): one for one in members}
+    *first, last = [f"`{name}`" for name in by_name]
+
+    @kind(f"{', '.join(first)} or {last}")
+    def convert(value: str) -> T:
+        lowered = value.strip().lower()
+        if lowered not in by_name:
+            raise ValueError(f"is not one of {', '.join(by_name)}")
+        return by_name[lowered]
+
+    return convert
 
 
 @kind("number of bytes")
@@ -190,26 +166,23 @@ def byte_size(value: str) -> int:
     return integer(str(integer(digits) * unit))
 
 
-@kind("duration in seconds")
-def duration(value: str) -> float:
-    """A duration in seconds, from 0.05 to 3600."""
-    return _seconds(value, 0.05, 3600)
+def seconds(least: float, most: float) -> Kind[float]:
+    """A duration in seconds."""
+
+    @kind("duration in seconds")
+    def convert(value: str) -> float:
+        try:
+            number = float(value.strip())
+        except ValueError:
+            raise ValueError("is not a duration in seconds") from None
+        if not least <= number <= most:
+            raise ValueError(f"is not between {least:g} and {most:,.0f} seconds")
+        return number
+
+    return convert
 
 
-@kind("duration in seconds")
-def outage(value: str) -> float:
-    """A duration in seconds, from 0 to 86,400."""
-    return _seconds(value, 0, 86_400)
-
-
-def _seconds(value: str, least: float, most: float) -> float:
-    try:
-        number = float(value.strip())
-    except ValueError:
-        raise ValueError("is not a duration in seconds") from None
-    if not least <= number <= most:
-        raise ValueError(f"is not between {least:g} and {most:,.0f} seconds")
-    return number
+long_duration = seconds(0.1, LONGEST_DURATION)
 
 
 @kind("timestamp")
@@ -337,19 +310,3 @@ def key_codec(value: str) -> Chain:
 def value_codec(value: str) -> Chain:
     """Codecs of values in the order in which they encode."""
     return parse_chain(value, VALUE_CODECS)
-
-
-@kind("`error` or `latest`")
-def start_time_strategy(value: str) -> StartTimeStrategy:
-    """``error`` or ``latest``."""
-    return StartTimeStrategy(one_of(*StartTimeStrategy)(value))
-
-
-@kind("deliver policy")
-def deliver_policy(value: str) -> DeliverPolicy:
-    """One of JetStream's deliver policies."""
-    try:
-        return DeliverPolicy(value.strip().lower())
-    except ValueError:
-        names = ", ".join(policy.value for policy in DeliverPolicy)
-        raise ValueError(f"is not one of {names}") from None

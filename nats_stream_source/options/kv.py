@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from nats_stream_source.connection.settings import ConnectionSettings
 from nats_stream_source.errors import OptionError
-from nats_stream_source.jetstream.kv.codec import NO_CODEC, KvCodec, OnUndecodable
+from nats_stream_source.jetstream.kv.codec import KvCodec, OnUndecodable
 from nats_stream_source.jetstream.subjects import validate_bucket
 from nats_stream_source.options import converters
 from nats_stream_source.options.advice import KV_ADVICE
@@ -16,8 +15,6 @@ from nats_stream_source.options.common import (
     COMMON,
     CommonOptions,
     require_options,
-    validate_effect,
-    validate_exclusive,
     validate_mode,
 )
 from nats_stream_source.options.connection import CONNECTION, connection_settings
@@ -29,7 +26,7 @@ from nats_stream_source.options.stream_set import (
     validate_named_starts,
     validate_no_sequence,
 )
-from nats_stream_source.options.table import Mode, Option, parse
+from nats_stream_source.options.table import Mode, Option, Values, parse
 
 CODECS: tuple[Option, ...] = (
     Option(
@@ -53,10 +50,11 @@ READ_CODECS: tuple[Option, ...] = (
     *CODECS,
     Option(
         "onUndecodable",
-        converters.one_of("fail", "skip", "null"),
-        "What happens to an entry that `keyCodec` or `valueCodec` cannot decode. Default: `fail`; "
+        converters.one_of(*OnUndecodable),
+        "What happens to an entry that `keyCodec` or `valueCodec` cannot decode. {default}; "
         "`skip` leaves out the row and logs the number of such rows, `null` sets the key or value "
         "to null.",
+        default=OnUndecodable.FAIL,
     ),
     Option(
         "includeRawKey",
@@ -178,9 +176,9 @@ class KvOptions:
     as_of_sequence: int | None
     as_of_time: int | None
     common: CommonOptions
-    buckets: StreamSet | None = None
-    codec: KvCodec = NO_CODEC
-    include_raw_key: bool = False
+    buckets: StreamSet | None
+    codec: KvCodec
+    include_raw_key: bool
 
     @property
     def added_columns(self) -> frozenset[str]:
@@ -189,13 +187,9 @@ class KvOptions:
         return self.common.added_columns | raw_key
 
 
-def codec_of(values: Mapping[str, Any]) -> KvCodec:
+def codec_of(values: Values) -> KvCodec:
     """The codec of a read, from parsed values."""
-    return KvCodec(
-        values["keyCodec"],
-        values["valueCodec"],
-        OnUndecodable(values["onUndecodable"] or "fail"),
-    )
+    return KvCodec(values["keyCodec"], values["valueCodec"], values["onUndecodable"])
 
 
 def kv_options(given: Mapping[str, str], mode: Mode | None = None) -> KvOptions:
@@ -214,7 +208,7 @@ def kv_options(given: Mapping[str, str], mode: Mode | None = None) -> KvOptions:
         return _validate(parse(given, CONNECTION + KV, KV_ADVICE), mode)
 
 
-def _validate(values: Mapping[str, Any], mode: Mode | None) -> KvOptions:
+def _validate(values: Values, mode: Mode | None) -> KvOptions:
     buckets = stream_set(values, "bucket")
     if values["bucket"] is None and buckets is None:
         raise OptionError(
@@ -226,43 +220,37 @@ def _validate(values: Mapping[str, Any], mode: Mode | None) -> KvOptions:
     validate_mode(values, KV, mode)
     validate_no_sequence(values, buckets, "startSequence", "minLastRevision", "asOfSequence")
     validate_named_starts(values, "bucket", buckets, mode)
-    validate_effect(values, "startTimeStrategy", "startTime")
-    validate_exclusive(values, "asOfSequence", "asOfTime", reason="they name two states")
+    values.validate_effect("startTimeStrategy", "startTime")
+    values.validate_exclusive("asOfSequence", "asOfTime", reason="they name two states")
     for start in ("updatesOnly", "startSequence", "startTime", "includeHistory"):
         for state in ("asOfSequence", "asOfTime"):
-            validate_exclusive(
-                values, start, state, reason="a state of the bucket does not have a start position"
+            values.validate_exclusive(
+                start, state, reason="a state of the bucket does not have a start position"
             )
     two_starts = "they name two start positions"
-    validate_exclusive(values, "updatesOnly", "startSequence", "startTime", reason=two_starts)
-    validate_exclusive(values, "updatesOnly", "includeHistory", reason=two_starts)
+    values.validate_exclusive("updatesOnly", "startSequence", "startTime", reason=two_starts)
+    values.validate_exclusive("updatesOnly", "includeHistory", reason=two_starts)
     if mode is Mode.BATCH and values["updatesOnly"]:
         raise OptionError(
             "option 'updatesOnly' is for spark.readStream: spark.read ends with the present last "
             "sequence, so it would return nothing"
         )
-    validate_effect(values, "onUndecodable", "keyCodec", "valueCodec")
-    validate_effect(values, "includeRawKey", "keyCodec")
+    values.validate_effect("onUndecodable", "keyCodec", "valueCodec")
+    values.validate_effect("includeRawKey", "keyCodec")
     codec = codec_of(values)
-    return KvOptions(
+    return values.build(
+        KvOptions,
         connection=connection_settings(values),
         bucket=None if buckets else validate_bucket(values["bucket"]),
         keys=() if values["keys"] == (">",) else tuple(sorted(codec.raw_filters(values["keys"]))),
-        include_history=values["includeHistory"],
-        ignore_deletes=values["ignoreDeletes"],
-        meta_only=values["metaOnly"],
         start_position=_start_position(values),
-        min_last_revision=values["minLastRevision"],
-        as_of_sequence=values["asOfSequence"],
-        as_of_time=values["asOfTime"],
         common=CommonOptions.of(values),
         buckets=buckets,
         codec=codec,
-        include_raw_key=values["includeRawKey"],
     )
 
 
-def _start_position(values: Mapping[str, Any]) -> StartPosition:
+def _start_position(values: Values) -> StartPosition:
     explicit = StartPosition.at(
         values["startSequence"], values["startTime"], values["startTimeStrategy"]
     )
@@ -270,6 +258,5 @@ def _start_position(values: Mapping[str, Any]) -> StartPosition:
         return explicit
     if values["updatesOnly"]:
         return StartPosition(DeliverPolicy.NEW)
-    return StartPosition(
-        DeliverPolicy.ALL if values["includeHistory"] else DeliverPolicy.LAST_PER_SUBJECT
-    )
+    history = values["includeHistory"]
+    return StartPosition(DeliverPolicy.ALL if history else DeliverPolicy.LAST_PER_SUBJECT)

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nats_stream_source.connection.settings import ConnectionSettings
-from nats_stream_source.jetstream.kv.codec import KvCodec
+from nats_stream_source.jetstream.kv.codec import KvCodec, OnUndecodable
 from nats_stream_source.jetstream.subjects import validate_bucket
 from nats_stream_source.options import converters
-from nats_stream_source.options.common import COMMON, outage_timeout, validate_effect
+from nats_stream_source.options.common import COMMON
 from nats_stream_source.options.connection import CONNECTION, connection_settings
 from nats_stream_source.options.hints import option_hints, option_names
 from nats_stream_source.options.kv import CODECS, KV, codec_of
@@ -22,9 +22,10 @@ LOOKUP: tuple[Option, ...] = (
     *CODECS,
     Option(
         "onUndecodable",
-        converters.one_of("fail", "null"),
-        "What happens to a value that `valueCodec` cannot decode. Default: `fail`; `null` sets it "
-        "to null.",
+        converters.one_of(OnUndecodable.FAIL, OnUndecodable.NULL),
+        "What happens to a value that `valueCodec` cannot decode. {default}; `null` sets it to "
+        "null.",
+        default=OnUndecodable.FAIL,
     ),
     *(option for option in KV if option.name == "minLastRevision"),
     *(option for option in COMMON if option.name == "outageTimeout"),
@@ -56,11 +57,10 @@ def lookup_options(bucket: str, given: Mapping[str, str]) -> LookupOptions:
     """
     with option_hints(option_names(CONNECTION + LOOKUP)):
         values = parse(given, CONNECTION + LOOKUP)
-        validate_effect(values, "onUndecodable", "valueCodec")
-        return LookupOptions(
+        values.validate_effect("onUndecodable", "valueCodec")
+        return values.build(
+            LookupOptions,
             connection=connection_settings(values),
             bucket=validate_bucket(bucket),
             codec=codec_of(values),
-            min_last_revision=values["minLastRevision"],
-            outage_timeout=outage_timeout(values),
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from nats_stream_source.connection.settings import ConnectionSettings
 from nats_stream_source.errors import OptionError
@@ -15,8 +14,6 @@ from nats_stream_source.options.common import (
     COMMON,
     CommonOptions,
     require_options,
-    validate_effect,
-    validate_exclusive,
     validate_mode,
 )
 from nats_stream_source.options.connection import CONNECTION, connection_settings
@@ -28,7 +25,7 @@ from nats_stream_source.options.stream_set import (
     validate_named_starts,
     validate_no_sequence,
 )
-from nats_stream_source.options.table import Mode, Option, parse
+from nats_stream_source.options.table import Mode, Option, Values, parse
 
 STREAM: tuple[Option, ...] = (
     Option(
@@ -61,7 +58,7 @@ STREAM: tuple[Option, ...] = (
     ),
     Option(
         "deliverPolicy",
-        converters.deliver_policy,
+        converters.one_of(*DeliverPolicy).named("deliver policy"),
         "Start position: `all`, `new`, `last`, `last_per_subject`, `by_start_sequence` or "
         "`by_start_time`. Default: `all`, or the policy of `startSequence` or `startTime`.",
     ),
@@ -129,7 +126,7 @@ class StreamOptions:
     headers_only: bool
     min_last_sequence: int | None
     common: CommonOptions
-    streams: StreamSet | None = None
+    streams: StreamSet | None
 
     @property
     def added_columns(self) -> frozenset[str]:
@@ -153,7 +150,7 @@ def stream_options(given: Mapping[str, str], mode: Mode | None = None) -> Stream
         return _validate(parse(given, CONNECTION + STREAM, STREAM_ADVICE), mode)
 
 
-def _validate(values: Mapping[str, Any], mode: Mode | None) -> StreamOptions:
+def _validate(values: Values, mode: Mode | None) -> StreamOptions:
     streams = stream_set(values, "stream")
     if values["stream"] is None and values["subject"] is None and streams is None:
         raise OptionError(
@@ -164,32 +161,29 @@ def _validate(values: Mapping[str, Any], mode: Mode | None) -> StreamOptions:
         validate_stream(name)
     validate_mode(values, STREAM, mode)
     for name in ("stream", "streams", "streamPattern"):
-        validate_exclusive(
-            values, name, "subject", reason="the stream is named, or looked up by its subject"
+        values.validate_exclusive(
+            name, "subject", reason="the stream is named, or looked up by its subject"
         )
     validate_no_sequence(values, streams, "startSequence", "minLastSequence", "endSequence")
     validate_named_starts(values, "stream", streams, mode)
-    validate_effect(values, "startTimeStrategy", "startTime")
-    validate_exclusive(values, "subject", "filterSubjects", reason="'subject' is the filter itself")
-    validate_exclusive(values, "startSequence", "startTime", reason="they name two start positions")
-    validate_exclusive(values, "endSequence", "endTime", reason="they name two ends")
+    values.validate_effect("startTimeStrategy", "startTime")
+    values.validate_exclusive("subject", "filterSubjects", reason="'subject' is the filter itself")
+    values.validate_exclusive("startSequence", "startTime", reason="they name two start positions")
+    values.validate_exclusive("endSequence", "endTime", reason="they name two ends")
     subjects = (values["subject"],) if values["subject"] else values["filterSubjects"]
     filters = tuple(sorted(validate_subject_filters(subjects)))
-    return StreamOptions(
+    return values.build(
+        StreamOptions,
         connection=connection_settings(values),
         stream=None if values["stream"] is None else validate_stream(values["stream"]),
         filter_subjects=() if not values["subject"] and filters == (">",) else filters,
         start_position=_start_position(values, mode),
-        end_sequence=values["endSequence"],
-        end_time=values["endTime"],
-        headers_only=values["headersOnly"],
-        min_last_sequence=values["minLastSequence"],
         common=CommonOptions.of(values),
         streams=streams,
     )
 
 
-def _start_position(values: Mapping[str, Any], mode: Mode | None) -> StartPosition:
+def _start_position(values: Values, mode: Mode | None) -> StartPosition:
     policy: DeliverPolicy | None = values["deliverPolicy"]
     explicit = StartPosition.at(
         values["startSequence"], values["startTime"], values["startTimeStrategy"]

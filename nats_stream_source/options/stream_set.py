@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from nats_stream_source.errors import OptionError
-from nats_stream_source.options.common import DISCOVERY_INTERVAL
 from nats_stream_source.options.start_position import START_WORDS, DeliverPolicy
-from nats_stream_source.options.table import Mode
+from nats_stream_source.options.table import Mode, Values
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +26,7 @@ class StreamSet:
     option: str
     names: tuple[str, ...] = ()
     pattern: str | None = None
-    discovery_interval: float = DISCOVERY_INTERVAL
+    discovery_interval: float = math.inf
 
     def __str__(self) -> str:
         return f"{self.option}={self.pattern or ','.join(self.names)}"
@@ -39,7 +38,7 @@ class StreamSet:
         return re.fullmatch(self.pattern, name) is not None
 
 
-def stream_set(values: Mapping[str, Any], one: str) -> StreamSet | None:
+def stream_set(values: Values, one: str) -> StreamSet | None:
     """The set of names that the options describe; None if they name one bucket or stream.
 
     Args:
@@ -51,21 +50,13 @@ def stream_set(values: Mapping[str, Any], one: str) -> StreamSet | None:
             no effect.
     """
     several, pattern = f"{one}s", f"{one}Pattern"
-    given = [name for name in (one, several, pattern) if values[name]]
-    if len(given) > 1:
-        raise OptionError(
-            f"options {given[0]!r} and {given[1]!r} contradict each other: they name the "
-            f"{one}s of the query in two ways"
-        )
-    interval = values["discoveryInterval"]
-    if interval is not None and values[pattern] is None:
-        raise OptionError(f"option 'discoveryInterval' has no effect without {pattern!r}")
+    values.validate_exclusive(
+        one, several, pattern, reason=f"they name the {one}s of the query in two ways"
+    )
+    values.validate_effect("discoveryInterval", pattern)
     if values[pattern] is not None:
-        return StreamSet(
-            pattern,
-            pattern=values[pattern],
-            discovery_interval=DISCOVERY_INTERVAL if interval is None else interval,
-        )
+        interval = values["discoveryInterval"]
+        return StreamSet(pattern, pattern=values[pattern], discovery_interval=interval)
     names: tuple[str, ...] = values[several]
     if not names:
         return None
@@ -74,7 +65,7 @@ def stream_set(values: Mapping[str, Any], one: str) -> StreamSet | None:
     return StreamSet(several, tuple(sorted(names)))
 
 
-def validate_no_sequence(values: Mapping[str, Any], several: StreamSet | None, *names: str) -> None:
+def validate_no_sequence(values: Values, several: StreamSet | None, *names: str) -> None:
     """Raise OptionError for an option that is a sequence in a query of several streams."""
     given = [
         name for name in names if values[name] is not None and not isinstance(values[name], Mapping)
@@ -90,7 +81,7 @@ def validate_no_sequence(values: Mapping[str, Any], several: StreamSet | None, *
 
 
 def validate_named_starts(
-    values: Mapping[str, Any], one: str, several: StreamSet | None, mode: Mode | None
+    values: Values, one: str, several: StreamSet | None, mode: Mode | None
 ) -> None:
     """Raise OptionError for a start of each stream that does not fit the streams of the query.
 

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 from nats_stream_source.errors import OptionError
 from nats_stream_source.options.converters import Kind
+
+T = TypeVar("T")
 
 
 class Mode(Enum):
@@ -54,8 +56,8 @@ class Option:
         shown = f"{default:g}" if isinstance(default, float) else f"{default}"
         if isinstance(default, bool):
             shown = f"`{shown.lower()}`"
-        elif isinstance(default, str):
-            shown = f"`{shown}`"
+        elif isinstance(default, (str, Enum)):
+            shown = f"`{default.value if isinstance(default, Enum) else default}`"
         return self.description.replace("{default}", f"Default: {shown}")
 
     @property
@@ -69,10 +71,44 @@ def setting_of(name: str) -> str:
     return re.sub(r"([A-Z])", r"_\1", name).lower()
 
 
+class Values(dict[str, Any]):
+    """Parsed values by option name; options that are not given have their default."""
+
+    def __init__(self, table: Iterable[Option], given: dict[str, Any]) -> None:
+        super().__init__({option.name: option.default for option in table} | given)
+        self._given = given
+
+    def is_set(self, name: str) -> bool:
+        """Whether the option is given; a boolean that is false sets nothing."""
+        return name in self._given and self[name] is not False
+
+    def validate_exclusive(self, *names: str, reason: str) -> None:
+        """Raise OptionError if more than one of the options ``names`` is set."""
+        given = [name for name in names if self.is_set(name)]
+        if len(given) > 1:
+            raise OptionError(
+                f"options {given[0]!r} and {given[1]!r} contradict each other: {reason}"
+            )
+
+    def validate_effect(self, name: str, *required: str) -> None:
+        """Raise OptionError if ``name`` is set and none of the options that it depends on."""
+        if self.is_set(name) and not any(map(self.is_set, required)):
+            others = " or ".join(map(repr, required))
+            raise OptionError(
+                f"option {name!r} has no effect without {others}; set it, or remove it"
+            )
+
+    def build(self, cls: type[T], **computed: Any) -> T:
+        """An options class: a field has the option of its name in snake case, or ``computed``."""
+        values = {setting_of(name): value for name, value in self.items()} | computed
+        own = {field.name for field in fields(cls)}  # type: ignore[arg-type]
+        return cls(**{name: value for name, value in values.items() if name in own})
+
+
 def parse(
     given: Mapping[str, str], table: tuple[Option, ...], advice: Mapping[str, str] | None = None
-) -> dict[str, Any]:
-    """Return the values by option name; options that are not given have their default.
+) -> Values:
+    """Parse the options that are given.
 
     Args:
         advice: what to write instead of a name that is not in the table, by name in lower case.
@@ -82,7 +118,7 @@ def parse(
             a value is not of the option's type. The error does not contain the value of a secret.
     """
     by_name = {option.name.lower(): option for option in table}
-    values: dict[str, Any] = {option.name: option.default for option in table}
+    values: dict[str, Any] = {}
     for name, text in given.items():
         option = by_name.get(name.lower())
         if option is None:
@@ -95,7 +131,7 @@ def parse(
             raise OptionError(
                 f"invalid value for option {option.name!r}: {shown} {error}{action}"
             ) from None
-    return values
+    return Values(table, values)
 
 
 def _instead(name: str, by_name: Mapping[str, Option], advice: Mapping[str, str]) -> str:

@@ -9,11 +9,10 @@ from typing import Any
 
 from nats_stream_source.connection.settings import ConnectionSettings
 from nats_stream_source.errors import OptionError
-from nats_stream_source.jetstream.kv.codec import NO_CODEC, KvCodec
-from nats_stream_source.jetstream.kv.config import KeyValueConfig
+from nats_stream_source.jetstream.kv.codec import KvCodec
+from nats_stream_source.jetstream.kv.config import MAX_HISTORY, KeyValueConfig
 from nats_stream_source.jetstream.publish import MAX_IN_FLIGHT
 from nats_stream_source.jetstream.subjects import (
-    validate_bucket,
     validate_stream,
     validate_subject_filters,
     validate_written_subject,
@@ -21,10 +20,9 @@ from nats_stream_source.jetstream.subjects import (
 from nats_stream_source.options import converters
 from nats_stream_source.options.advice import KV_WRITE_ADVICE, STREAM_WRITE_ADVICE
 from nats_stream_source.options.connection import CONNECTION, connection_settings
-from nats_stream_source.options.creation import CREATION, validate_creation
 from nats_stream_source.options.hints import option_hints, option_names
 from nats_stream_source.options.kv import CODECS
-from nats_stream_source.options.table import Option, parse
+from nats_stream_source.options.table import Option, Values, parse
 from nats_stream_source.wire.publish.unsendable import Unsendable
 
 
@@ -42,6 +40,66 @@ class MessageId(Enum):
     AUTO = "auto"
 
 
+_CREATION: tuple[Option, ...] = (
+    Option(
+        "replicas",
+        converters.integer_to(5),
+        "Replicas of a bucket or stream that is created. {default}; at most 5.",
+        default=1,
+    ),
+    Option(
+        "storage",
+        converters.one_of("file", "memory"),
+        "Storage of a bucket or stream that is created. {default}.",
+        default="file",
+    ),
+    Option(
+        "maxBytes",
+        converters.byte_size,
+        "Size of a bucket or stream that is created, in bytes or with `k`, `m` or `g`; an account "
+        "can require it. A full bucket refuses rows, a full stream removes its oldest messages. "
+        "Default: no limit.",
+    ),
+    Option(
+        "compression",
+        converters.one_of("none", "s2"),
+        "Compression of the files of a bucket or stream that is created. {default}; requires "
+        "server 2.10.",
+        default="none",
+    ),
+    Option(
+        "placementCluster",
+        converters.string,
+        "Cluster of a bucket or stream that is created. Default: the connection's.",
+    ),
+    Option(
+        "placementTags",
+        converters.string_list,
+        "Tags that each server of a bucket or stream that is created has. Default: none.",
+        default=(),
+    ),
+    Option(
+        "metadata",
+        converters.metadata,
+        'Metadata of a bucket or stream that is created, as `{"owner": "fleet"}`. Default: none; '
+        "requires server 2.10.",
+        default={},
+    ),
+    Option(
+        "ttl",
+        converters.long_duration,
+        "Age at which a created bucket or stream removes a message. Default: no limit. The column "
+        "`ttl` sets it for single rows.",
+    ),
+    Option(
+        "duplicateWindow",
+        converters.long_duration,
+        "Time during which a created bucket or stream recognises a message id that it has stored. "
+        "Default: 120. Set it longer than a restart of the query takes.",
+    ),
+)
+
+
 _WRITING: tuple[Option, ...] = (
     Option(
         "ifMissing",
@@ -52,13 +110,13 @@ _WRITING: tuple[Option, ...] = (
         "and `limitMarkerTtl`, a stream with `subjects`.",
         default="error",
     ),
-    *CREATION,
+    *_CREATION,
     Option(
         "messageId",
-        converters.one_of("none", "auto"),
+        converters.one_of(*MessageId),
         "Whether each message has a `Nats-Msg-Id` of the query, micro-batch, partition, row and "
         "content, so that a repeated task is stored once within the duplicate window. {default}.",
-        default="none",
+        default=MessageId.NONE,
     ),
     Option(
         "asyncPersist",
@@ -70,15 +128,15 @@ _WRITING: tuple[Option, ...] = (
     ),
     Option(
         "invalidHeaders",
-        converters.one_of("fail", "skip", "encode"),
+        converters.one_of(*Unsendable),
         "What to do with a header that cannot be sent: its name has characters other than visible "
         "ASCII, or `:`; its value is null, begins with white space or has a line break. {default}; "
         "`skip` leaves it out, `encode` writes such characters as `%XX`, and both log the number.",
-        default="fail",
+        default=Unsendable.FAIL,
     ),
     Option(
         "maxInFlight",
-        converters.in_flight_count,
+        converters.integer_to(10_000),
         "Maximum number of messages of a task that wait for their PubAcks. {default}; at most "
         "10,000, the number of messages that a stream buffers.",
         default=MAX_IN_FLIGHT,
@@ -94,16 +152,17 @@ KV_WRITE: tuple[Option, ...] = (
     ),
     Option(
         "onConflict",
-        converters.one_of("fail", "skip"),
+        converters.one_of(*OnConflict),
         "What a row does whose `expected_revision` is not the revision of its key. {default}; "
         "`skip` writes the other rows and logs the number of skipped ones.",
-        default="fail",
+        default=OnConflict.FAIL,
     ),
     *CODECS,
     Option(
         "history",
-        converters.history_depth,
-        "Revisions per key of a bucket that is created. Default: 1; at most 64.",
+        converters.integer_to(MAX_HISTORY),
+        "Revisions per key of a bucket that is created. {default}; at most 64.",
+        default=1,
     ),
     Option(
         "limitMarkerTtl",
@@ -141,57 +200,25 @@ STREAM_WRITE: tuple[Option, ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class CommonWriteOptions:
-    """The options that both formats have.
+class WriteOptions:
+    """The parsed options that both formats have.
 
     Attributes:
         create: whether a missing bucket or stream is created.
-        max_bytes: its size; None for no limit.
-        placement: the server's ``placement`` object; None for the default.
-        metadata: names and values that describe it.
-        ttl, duplicate_window: seconds; None for the default.
+        target: the name of the bucket or stream, for logs and metrics.
     """
 
+    connection: ConnectionSettings
+    target: str
     create: bool
-    replicas: int
-    storage: str
-    max_bytes: int | None
-    compressed: bool
-    placement: Mapping[str, Any] | None
-    metadata: Mapping[str, str]
-    ttl: float | None
-    duplicate_window: float | None
     message_id: MessageId
-    refuse_async_persist: bool
-    unsendable_headers: Unsendable
+    async_persist: str
+    invalid_headers: Unsendable
     max_in_flight: int
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> CommonWriteOptions:
-        """From parsed values."""
-        cluster, tags = values["placementCluster"], values["placementTags"]
-        placement: dict[str, Any] = {"cluster": cluster} if cluster else {}
-        if tags:
-            placement["tags"] = list(tags)
-        return cls(
-            create=values["ifMissing"] == "create",
-            replicas=values["replicas"] or 1,
-            storage=values["storage"] or "file",
-            max_bytes=values["maxBytes"],
-            compressed=values["compression"] == "s2",
-            placement=placement or None,
-            metadata=values["metadata"] or {},
-            ttl=values["ttl"],
-            duplicate_window=values["duplicateWindow"],
-            message_id=MessageId(values["messageId"]),
-            unsendable_headers=Unsendable(values["invalidHeaders"]),
-            refuse_async_persist=values["asyncPersist"] == "fail",
-            max_in_flight=values["maxInFlight"],
-        )
 
 
 @dataclass(frozen=True, slots=True)
-class KvWriteOptions:
+class KvWriteOptions(WriteOptions):
     """The parsed and validated options of a write to ``nats_kv``.
 
     Attributes:
@@ -199,41 +226,25 @@ class KvWriteOptions:
         has_ttl: whether the rows have the column ``ttl``.
     """
 
-    connection: ConnectionSettings
-    bucket: str
     on_conflict: OnConflict
     config: KeyValueConfig
-    common: CommonWriteOptions
-    codec: KvCodec = NO_CODEC
+    codec: KvCodec
     has_ttl: bool = False
-
-    @property
-    def target(self) -> str:
-        """The name of the bucket, for logs and metrics."""
-        return self.bucket
 
 
 @dataclass(frozen=True, slots=True)
-class StreamWriteOptions:
+class StreamWriteOptions(WriteOptions):
     """The parsed and validated options of a write to ``nats_stream``.
 
     Attributes:
         subject: the subject of all rows; None: the column ``subject`` has them.
-        subjects: the subjects of a stream that ``ifMissing=create`` creates.
+        config: the stream that ``ifMissing=create`` creates, as its configuration.
         fast_ingest: whether the server acknowledges many rows together.
     """
 
-    connection: ConnectionSettings
-    stream: str
     subject: str | None
-    subjects: tuple[str, ...]
-    common: CommonWriteOptions
-    fast_ingest: bool = False
-
-    @property
-    def target(self) -> str:
-        """The name of the stream, for logs and metrics."""
-        return self.stream
+    config: Mapping[str, Any]
+    fast_ingest: bool
 
 
 _QUERY_OPTIONS = (
@@ -261,28 +272,16 @@ def kv_write_options(given: Mapping[str, str]) -> KvWriteOptions:
         values = parse(given, CONNECTION + KV_WRITE, KV_WRITE_ADVICE)
         if values["bucket"] is None:
             raise OptionError("option 'bucket' is missing: the name of the key-value bucket")
-        validate_creation(values, ("history", "limitMarkerTtl"))
-        common = CommonWriteOptions.of(values)
-        config = KeyValueConfig(
-            bucket=validate_bucket(values["bucket"]),
-            history=values["history"] or 1,
-            ttl=common.ttl,
-            storage="memory" if common.storage == "memory" else "file",
-            replicas=common.replicas,
-            max_bytes=common.max_bytes,
-            compression=common.compressed,
-            placement=common.placement,
-            metadata=common.metadata,
-            limit_marker_ttl=values["limitMarkerTtl"],
-            duplicate_window=common.duplicate_window,
-        )
-        return KvWriteOptions(
-            connection=connection_settings(values),
-            bucket=config.bucket,
-            on_conflict=OnConflict(values["onConflict"]),
-            config=config,
-            common=common,
+        return values.build(
+            KvWriteOptions,
+            target=values["bucket"],
+            config=values.build(
+                KeyValueConfig,
+                compression=values["compression"] == "s2",
+                placement=_placement(values),
+            ),
             codec=KvCodec(values["keyCodec"], values["valueCodec"]),
+            **_common(values, "history", "limitMarkerTtl"),
         )
 
 
@@ -297,19 +296,61 @@ def stream_write_options(given: Mapping[str, str]) -> StreamWriteOptions:
         values = parse(given, CONNECTION + STREAM_WRITE, STREAM_WRITE_ADVICE)
         if values["stream"] is None:
             raise OptionError("option 'stream' is missing: the name of the JetStream stream")
-        validate_creation(values, ("subjects",))
-        common, subject = CommonWriteOptions.of(values), values["subject"]
+        common, subject = _common(values, "subjects"), values["subject"]
         subjects = values["subjects"] or ((subject,) if subject else ())
-        if common.create and not subjects:
+        if common["create"] and not subjects:
             raise OptionError(
                 "option 'subjects' is missing: ifMissing=create needs the subjects of the stream, "
                 "for example 'orders.>'"
             )
-        return StreamWriteOptions(
-            connection=connection_settings(values),
-            stream=validate_stream(values["stream"]),
+        optional = {
+            "max_bytes": values["maxBytes"],
+            "compression": "s2" if values["compression"] == "s2" else None,
+            "placement": _placement(values),
+            "metadata": values["metadata"],
+            "allow_batched": values["fastIngest"],
+        }
+        config = {
+            "name": validate_stream(values["stream"]),
+            "subjects": list(validate_subject_filters(subjects)),
+            "retention": "limits",
+            "storage": values["storage"],
+            "num_replicas": values["replicas"],
+            "max_age": round((values["ttl"] or 0) * 1e9),
+            "duplicate_window": round((values["duplicateWindow"] or 0) * 1e9),
+            "allow_direct": True,
+            **{name: value for name, value in optional.items() if value},
+        }
+        return values.build(
+            StreamWriteOptions,
+            target=config["name"],
             subject=None if subject is None else validate_written_subject(subject),
-            subjects=tuple(validate_subject_filters(subjects)),
-            common=common,
-            fast_ingest=values["fastIngest"],
+            config=config,
+            **common,
         )
+
+
+def _common(values: Values, *own: str) -> dict[str, Any]:
+    """The fields that both formats compute.
+
+    Args:
+        own: the options of the format for a new bucket or stream, besides those of both.
+
+    Raises:
+        OptionError: a property of a new bucket or stream without ``ifMissing=create``.
+    """
+    create = values["ifMissing"] == "create"
+    for name in (*own, *(option.name for option in _CREATION)):
+        if values.is_set(name) and not create:
+            raise OptionError(
+                f"option {name!r} has no effect without ifMissing=create: the properties of an "
+                f"existing bucket or stream do not change; add ifMissing=create or remove {name!r}"
+            )
+    return {"connection": connection_settings(values), "create": create}
+
+
+def _placement(values: Values) -> dict[str, Any] | None:
+    """The server's ``placement`` object; None for the default."""
+    cluster, tags = values["placementCluster"], list(values["placementTags"])
+    placement = {"cluster": cluster, "tags": tags}
+    return {name: value for name, value in placement.items() if value} or None

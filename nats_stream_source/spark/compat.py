@@ -22,6 +22,7 @@ import pyspark
 
 from nats_stream_source.errors import OptionError
 from nats_stream_source.options import CommonOptions
+from nats_stream_source.options.table import setting_of
 
 ADMISSION_CONTROL = importlib.util.find_spec("pyspark.sql.streaming.datasource") is not None
 """Whether Spark passes a micro-batch's start and limit to ``latestOffset`` (since 4.2)."""
@@ -31,12 +32,8 @@ def validate_limits(options: CommonOptions, *, admission_control: bool = ADMISSI
     """Raise OptionError for a limit that this Spark version would ignore."""
     if admission_control:
         return
-    for name, value in (
-        ("maxRowsPerTrigger", options.max_rows),
-        ("maxBytesPerTrigger", options.max_bytes),
-        ("minRowsPerTrigger", options.min_rows),
-    ):
-        if value is not None:
+    for name in ("maxRowsPerTrigger", "maxBytesPerTrigger", "minRowsPerTrigger"):
+        if getattr(options, setting_of(name)) is not None:
             raise OptionError(
                 f"could not limit micro-batches: option {name!r} needs Spark 4.2 or newer, found "
                 f"{pyspark.__version__}, which does not pass limits to a Python source; remove the "

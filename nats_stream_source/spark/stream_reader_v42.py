@@ -39,11 +39,13 @@ class AdmissionReader(StreamReader, SupportsTriggerAvailableNow):
         Spark has only one.
         """
         options = self._adapter.options.common
-        if options.max_rows is not None:
-            return ReadMaxRows(options.max_rows)
-        if options.max_bytes is not None:
-            return ReadMaxBytes(options.max_bytes)
-        return ReadAllAvailable() if options.min_rows is None else ReadMinRows(options.min_rows)
+        if options.max_rows_per_trigger is not None:
+            return ReadMaxRows(options.max_rows_per_trigger)
+        if options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(options.max_bytes_per_trigger)
+        if options.min_rows_per_trigger is not None:
+            return ReadMinRows(options.min_rows_per_trigger)
+        return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the micro-batch that starts at ``start``."""

@@ -113,7 +113,7 @@ class Run:
         self._connection, self._thread, self._stop = connection, thread, stop
         self._once, self._on_merge, self._pace = once, on_merge, Pace(interval)
         common = adapter.options.common
-        self._buffer = Buffer(common.max_rows, common.max_bytes)
+        self._buffer = Buffer(common.max_rows_per_trigger, common.max_bytes_per_trigger)
         self._changed = asyncio.Event()  # entries have arrived
         self._room = asyncio.Event()  # the buffer was emptied
         self._urgent = asyncio.Event()  # the next commit does not wait

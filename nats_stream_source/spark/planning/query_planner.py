@@ -92,8 +92,8 @@ class QueryPlanner:
         self._backoff = PollBackoff(clock, sleep)
         options = adapter.options.common
         self._min_partitions = options.min_partitions or 1
-        self._limit = RangeLimit(options.max_rows, options.max_bytes)
-        self._delay = TriggerDelay(options.min_rows, options.max_trigger_delay, clock)
+        self._limit = RangeLimit(options.max_rows_per_trigger, options.max_bytes_per_trigger)
+        self._delay = TriggerDelay(options.min_rows_per_trigger, options.max_trigger_delay, clock)
         # A query of several streams continues without one that is deleted after a poll.
         gone = () if self._set is None else (StreamNotFoundError,)
         self._deleted: tuple[type[StreamNotFoundError], ...] = gone

@@ -24,10 +24,10 @@ from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import is_account_import
 from nats_stream_source.logs import field_logger
 from nats_stream_source.options.writing import (
-    CommonWriteOptions,
     KvWriteOptions,
     MessageId,
     StreamWriteOptions,
+    WriteOptions,
 )
 from nats_stream_source.spark.runner import Runner
 
@@ -78,11 +78,11 @@ async def open_bucket(jetstream: JetStream, options: KvWriteOptions) -> StreamIn
             refuses it.
         ApiError: the server rejected the creation.
     """
-    name = options.bucket
+    name = options.target
     try:
         info = await bucket_stream_info(jetstream, name)
     except BucketNotFoundError:
-        if not options.common.create:
+        if not options.create:
             raise
         # Another task may create it at the same time, with the same properties.
         with _creation():
@@ -96,7 +96,7 @@ async def open_bucket(jetstream: JetStream, options: KvWriteOptions) -> StreamIn
             f"mirrored bucket {bucket.write_bucket!r}",
             settings=("bucket",),
         )
-    _verify_writable(info, f"bucket {name!r}", options.common)
+    _verify_writable(info, f"bucket {name!r}", options)
     if options.has_ttl and bucket.allows_message_ttl and bucket.history != 1:
         log.warning(
             "a row that expires makes the older revision of its key current again",
@@ -118,11 +118,11 @@ async def open_stream(jetstream: JetStream, options: StreamWriteOptions) -> Stre
         FastIngestNotSupportedError: ``fastIngest``, and the stream does not have ``allow_batched``.
         ApiError: the server rejected the creation.
     """
-    name = options.stream
+    name = options.target
     try:
         info = await jetstream.stream_info(name)
     except StreamNotFoundError:
-        if not options.common.create:
+        if not options.create:
             raise
         await _create_stream(jetstream, options)
         info = await jetstream.stream_info(name)
@@ -139,7 +139,7 @@ async def open_stream(jetstream: JetStream, options: StreamWriteOptions) -> Stre
             f"(nats-server {server.major}.{server.minor}, expected 2.14 or newer); update the "
             f"stream with allow_batched, or remove the option 'fastIngest'"
         )
-    _verify_writable(info, f"stream {name!r}", options.common)
+    _verify_writable(info, f"stream {name!r}", options)
     return info
 
 
@@ -157,32 +157,11 @@ def max_message_size(info: StreamInfo, max_payload: int) -> int:
 
 
 async def _create_stream(jetstream: JetStream, options: StreamWriteOptions) -> None:
-    common = options.common
-    config: dict[str, Any] = {
-        "name": options.stream,
-        "subjects": list(options.subjects),
-        "retention": "limits",
-        "storage": common.storage,
-        "num_replicas": common.replicas,
-        "max_age": _nanoseconds(common.ttl),
-        "duplicate_window": _nanoseconds(common.duplicate_window),
-        "allow_direct": True,
-    }
-    if common.max_bytes is not None:
-        config["max_bytes"] = common.max_bytes
-    if common.compressed:
-        config["compression"] = "s2"
-    if common.placement is not None:
-        config["placement"] = common.placement
-    if common.metadata:
-        config["metadata"] = common.metadata
-    if options.fast_ingest:
-        config["allow_batched"] = True
     # Another writer may create it at the same time. With other subjects than these, the first row
     # on a subject that it lacks is an error.
     try:
         with _creation():
-            await jetstream.call(f"STREAM.CREATE.{options.stream}", config)
+            await jetstream.call(f"STREAM.CREATE.{options.target}", dict(options.config))
     except ApiError as error:
         if error.err_code != BucketExistsError.err_code:
             raise
@@ -200,11 +179,7 @@ def _creation() -> Iterator[None]:
         raise ApiError(f"{error}; {action}", error.code, error.err_code) from error
 
 
-def _nanoseconds(seconds: float | None) -> int:
-    return 0 if seconds is None else round(seconds * _NANOSECONDS)
-
-
-def _verify_writable(info: StreamInfo, target: str, common: CommonWriteOptions) -> None:
+def _verify_writable(info: StreamInfo, target: str, options: WriteOptions) -> None:
     config: Mapping[str, Any] = info.config
     if config.get("sealed"):
         raise ConfigurationError(
@@ -214,7 +189,7 @@ def _verify_writable(info: StreamInfo, target: str, common: CommonWriteOptions) 
     if info.no_ack:
         raise no_ack_error(target)
     if config.get("persist_mode") == "async":
-        if common.refuse_async_persist:
+        if options.async_persist == "fail":
             raise ConfigurationError(
                 f"could not write to {target} with asyncPersist=fail: its persist_mode is 'async', "
                 f"expected the default, with which acknowledged rows are stored; write to another "
@@ -227,7 +202,7 @@ def _verify_writable(info: StreamInfo, target: str, common: CommonWriteOptions) 
             action="write to a stream without persist_mode, or accept it",
         )
     window = config.get("duplicate_window", 0)
-    if common.message_id is MessageId.AUTO and window < _SHORT_WINDOW:
+    if options.message_id is MessageId.AUTO and window < _SHORT_WINDOW:
         log.warning(
             "duplicate window is shorter than a restart may take",
             target=target,

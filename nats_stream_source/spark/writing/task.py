@@ -78,7 +78,7 @@ def write_task(
         the errors of ``rows``, ``target`` and :meth:`BatchPublisher.send`.
     """
     runner = cached_runner(options.connection)
-    ids = MessageIds(job, options.common.message_id is MessageId.AUTO)
+    ids = MessageIds(job, options.message_id is MessageId.AUTO)
 
     async def write() -> AsyncIterator[None]:
         """Write one record batch at a time; Spark produces the next one in between."""
@@ -95,7 +95,7 @@ def write_task(
                     "headers that cannot be sent were changed",
                     target=options.target,
                     headers=changed,
-                    how=options.common.unsendable_headers.value,
+                    how=options.invalid_headers.value,
                 )
             results.append(
                 TaskResult(
@@ -115,10 +115,10 @@ def write_task(
 async def _open(
     jetstream: JetStream, options: KvWriteOptions | StreamWriteOptions, ids: MessageIds
 ) -> AsyncIterator[_Sink]:
-    common, max_payload = options.common, jetstream.connection.client.max_payload
+    max_payload = jetstream.connection.client.max_payload
     if isinstance(options, KvWriteOptions):
         info = await open_bucket(jetstream, options)
-        bucket = Bucket.from_stream_config(options.bucket, info.config, options.codec)
+        bucket = Bucket.from_stream_config(options.target, info.config, options.codec)
         no_ttl = "" if bucket.allows_message_ttl else _why_no_ttl(jetstream)
         kv_encoder = KvRowEncoder(
             bucket.name,
@@ -127,28 +127,28 @@ async def _open(
             max_message_size(info, max_payload),
             no_ttl,
             options.codec,
-            common.unsendable_headers,
+            options.invalid_headers,
         )
         async with KvBatchWriter(
             jetstream,
             bucket,
             skip_conflicts=options.on_conflict is OnConflict.SKIP,
-            max_in_flight=common.max_in_flight,
+            max_in_flight=options.max_in_flight,
         ) as kv_writer:
             yield _Sink(kv_encoder, kv_writer)
         return
     info = await open_stream(jetstream, options)
     encoder = StreamRowEncoder(
-        options.stream,
+        options.target,
         options.subject,
         writable_subjects(info, options),
         ids,
         max_message_size(info, max_payload),
-        common.unsendable_headers,
+        options.invalid_headers,
     )
     publisher = FastIngestPublisher if options.fast_ingest else BatchPublisher
     async with publisher(
-        jetstream, options.stream, max_in_flight=common.max_in_flight, no_ack=info.no_ack
+        jetstream, options.target, max_in_flight=options.max_in_flight, no_ack=info.no_ack
     ) as writer:
         yield _Sink(encoder, writer)
 

@@ -21,9 +21,9 @@ STREAM = {"servers": "nats://127.0.0.1:4222", "stream": "ORDERS"}
 def test_defaults() -> None:
     options = kv_write_options(KV)
     assert options.on_conflict is OnConflict.FAIL
-    assert options.common.message_id is MessageId.NONE
-    assert not options.common.create
-    assert options.common.max_in_flight == 4096
+    assert options.message_id is MessageId.NONE
+    assert not options.create
+    assert options.max_in_flight == 4096
     assert stream_write_options(STREAM).subject is None
 
 
@@ -61,9 +61,11 @@ def test_bucket_to_create() -> None:
 
 def test_subjects_of_stream_to_create() -> None:
     create = STREAM | {"ifMissing": "create"}
-    assert stream_write_options(create | {"subject": "orders.new"}).subjects == ("orders.new",)
+    assert stream_write_options(create | {"subject": "orders.new"}).config["subjects"] == [
+        "orders.new"
+    ]
     both = create | {"subject": "orders.new", "subjects": "orders.>, audit.*"}
-    assert stream_write_options(both).subjects == ("orders.>", "audit.*")
+    assert stream_write_options(both).config["subjects"] == ["orders.>", "audit.*"]
 
 
 BAD_KV = [

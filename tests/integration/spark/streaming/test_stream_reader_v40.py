@@ -15,7 +15,7 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError, OffsetError, OptionError
-from nats_stream_source.options import CommonOptions, Mode, kv_options
+from nats_stream_source.options import Mode, kv_options
 from nats_stream_source.rows.kv import KvFormat
 from nats_stream_source.spark.compat import validate_limits
 from nats_stream_source.spark.runner import close_cached_runners
@@ -162,9 +162,11 @@ def test_end_taken_too_early_is_refused(shared_server: NatsServer, bucket: str, 
     assert early["origin"] == 2, "from here on, revision 2 would have been left out"
 
 
-@pytest.mark.parametrize("reading", [CommonOptions(max_rows=5), CommonOptions(max_bytes=5)])
-def test_limits_are_refused_where_spark_keeps_none(reading: CommonOptions) -> None:
-    validate_limits(reading, admission_control=True)
-    with pytest.raises(OptionError, match=r"PerTrigger' needs Spark 4\.2 or newer"):
-        validate_limits(reading, admission_control=False)
-    validate_limits(CommonOptions(), admission_control=False)
+@pytest.mark.parametrize("option", ["maxRowsPerTrigger", "maxBytesPerTrigger"])
+def test_limits_are_refused_where_spark_keeps_none(option: str) -> None:
+    given = {"servers": "h", "bucket": "b"}
+    limited = kv_options({**given, option: "5"}).common
+    validate_limits(limited, admission_control=True)
+    with pytest.raises(OptionError, match=rf"{option}' needs Spark 4\.2 or newer"):
+        validate_limits(limited, admission_control=False)
+    validate_limits(kv_options(given).common, admission_control=False)
