@@ -125,15 +125,15 @@ class NatsServer:
         """Start the process and wait until it accepts connections.
 
         Raises:
-            ConnectError: another process listens on the port; or the process ended, or did not
+            ConnectError: another server listens on the port; or the process ended, or did not
                 accept connections within 20 seconds: the message includes the end of its log.
         """
         if self._process is not None:
             raise RuntimeError(f"could not start the server: {self!r} is running already")
-        if self._accepts_connections():
+        if self._accepts_clients():
             self._remove_store()
             raise ConnectError(
-                f"could not start nats-server: another process listens on port {self.port}; choose "
+                f"could not start nats-server: another server listens on port {self.port}; choose "
                 f"another port"
             )
         self.store.mkdir(parents=True, exist_ok=True)
@@ -158,13 +158,6 @@ class NatsServer:
                 raise ConnectError(f"could not start nats-server; its log:\n{log[-2000:]}")
             time.sleep(0.02)
         return self
-
-    def _accepts_connections(self) -> bool:
-        try:
-            socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
-        except OSError:
-            return False
-        return True
 
     def _accepts_clients(self) -> bool:
         # An open port is not sufficient: the server sends INFO only when it accepts clients.

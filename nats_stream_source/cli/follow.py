@@ -26,10 +26,10 @@ from nats_stream_source.cli.flags import add_connection
 from nats_stream_source.cli.output import terminal_columns
 from nats_stream_source.delta.location import scheme_of
 from nats_stream_source.delta.upkeep import COMMIT_INTERVAL
-from nats_stream_source.errors import NatsSourceError, OptionError
+from nats_stream_source.errors import OptionError
 from nats_stream_source.extras import import_failure
 from nats_stream_source.options import KV
-from nats_stream_source.options.hints import add_option_hints, option_names
+from nats_stream_source.options.hints import option_hints, option_names
 
 if TYPE_CHECKING:
     from nats_stream_source.delta.follower.follower import Follower
@@ -134,11 +134,8 @@ def run(arguments: argparse.Namespace) -> int:
         on_merge=None if metrics is None else metrics.merged,
         **options,
     )
-    try:
+    with option_hints(option_names(KV)):
         asyncio.run(_follow(follower, metrics, once=arguments.once))
-    except NatsSourceError as error:
-        add_option_hints(error, option_names(KV))
-        raise
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The options of ``nats_kv``."""
+"""The options of ``nats_kv``, and of ``lookup``, which reads entries by their keys."""
 
 from __future__ import annotations
 
@@ -20,12 +20,7 @@ from nats_stream_source.options.common import (
 from nats_stream_source.options.connection import CONNECTION, connection_settings
 from nats_stream_source.options.hints import option_hints, option_names
 from nats_stream_source.options.start_position import DeliverPolicy, StartPosition
-from nats_stream_source.options.stream_set import (
-    StreamSet,
-    stream_set,
-    validate_named_starts,
-    validate_no_sequence,
-)
+from nats_stream_source.options.stream_set import StreamSet, validated_stream_set
 from nats_stream_source.options.table import Mode, Option, Values, parse
 
 CODECS: tuple[Option, ...] = (
@@ -209,7 +204,9 @@ def kv_options(given: Mapping[str, str], mode: Mode | None = None) -> KvOptions:
 
 
 def _validate(values: Values, mode: Mode | None) -> KvOptions:
-    buckets = stream_set(values, "bucket")
+    buckets = validated_stream_set(
+        values, "bucket", mode, "startSequence", "minLastRevision", "asOfSequence"
+    )
     if values["bucket"] is None and buckets is None:
         raise OptionError(
             "option 'bucket' is missing: the name of the key-value bucket; or 'buckets' or "
@@ -218,9 +215,6 @@ def _validate(values: Values, mode: Mode | None) -> KvOptions:
     for name in () if buckets is None else buckets.names:
         validate_bucket(name)
     validate_mode(values, KV, mode)
-    validate_no_sequence(values, buckets, "startSequence", "minLastRevision", "asOfSequence")
-    validate_named_starts(values, "bucket", buckets, mode)
-    values.validate_effect("startTimeStrategy", "startTime")
     values.validate_exclusive("asOfSequence", "asOfTime", reason="they name two states")
     for start in ("updatesOnly", "startSequence", "startTime", "includeHistory"):
         for state in ("asOfSequence", "asOfTime"):
@@ -228,8 +222,8 @@ def _validate(values: Values, mode: Mode | None) -> KvOptions:
                 start, state, reason="a state of the bucket does not have a start position"
             )
     two_starts = "they name two start positions"
-    values.validate_exclusive("updatesOnly", "startSequence", "startTime", reason=two_starts)
-    values.validate_exclusive("updatesOnly", "includeHistory", reason=two_starts)
+    for start in ("startSequence", "startTime", "includeHistory"):
+        values.validate_exclusive("updatesOnly", start, reason=two_starts)
     if mode is Mode.BATCH and values["updatesOnly"]:
         raise OptionError(
             "option 'updatesOnly' is for spark.readStream: spark.read ends with the present last "
@@ -260,3 +254,56 @@ def _start_position(values: Values) -> StartPosition:
         return StartPosition(DeliverPolicy.NEW)
     history = values["includeHistory"]
     return StartPosition(DeliverPolicy.ALL if history else DeliverPolicy.LAST_PER_SUBJECT)
+
+
+# -- lookup ----------------------------------------------------------------------------------------
+
+ENTRY_COLUMNS = ("value", "revision", "created")
+"""The columns of ``nats_kv`` that ``lookup`` can add."""
+
+LOOKUP: tuple[Option, ...] = (
+    *CODECS,
+    Option(
+        "onUndecodable",
+        converters.one_of(OnUndecodable.FAIL, OnUndecodable.NULL),
+        "What happens to a value that `valueCodec` cannot decode. {default}; `null` sets it to "
+        "null.",
+        default=OnUndecodable.FAIL,
+    ),
+    *(option for option in KV if option.name == "minLastRevision"),
+    *(option for option in COMMON if option.name == "outageTimeout"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LookupOptions:
+    """The parsed options of ``lookup``.
+
+    Attributes:
+        min_last_revision: the bucket has this revision before entries are read (ADR-53).
+        outage_timeout: seconds to wait for unavailable servers.
+    """
+
+    connection: ConnectionSettings
+    bucket: str
+    codec: KvCodec
+    min_last_revision: int | None
+    outage_timeout: float
+
+
+def lookup_options(bucket: str, given: Mapping[str, str]) -> LookupOptions:
+    """Parse and validate the options of ``lookup``.
+
+    Raises:
+        OptionError: an option is unknown, missing, of the wrong type, or without an effect.
+        InvalidNameError: ADR-8 does not allow the name of the bucket.
+    """
+    with option_hints(option_names(CONNECTION + LOOKUP)):
+        values = parse(given, CONNECTION + LOOKUP)
+        values.validate_effect("onUndecodable", "valueCodec")
+        return values.build(
+            LookupOptions,
+            connection=connection_settings(values),
+            bucket=validate_bucket(bucket),
+            codec=codec_of(values),
+        )

@@ -19,12 +19,7 @@ from nats_stream_source.options.common import (
 from nats_stream_source.options.connection import CONNECTION, connection_settings
 from nats_stream_source.options.hints import option_hints, option_names
 from nats_stream_source.options.start_position import DeliverPolicy, StartPosition
-from nats_stream_source.options.stream_set import (
-    StreamSet,
-    stream_set,
-    validate_named_starts,
-    validate_no_sequence,
-)
+from nats_stream_source.options.stream_set import StreamSet, validated_stream_set
 from nats_stream_source.options.table import Mode, Option, Values, parse
 
 STREAM: tuple[Option, ...] = (
@@ -151,7 +146,9 @@ def stream_options(given: Mapping[str, str], mode: Mode | None = None) -> Stream
 
 
 def _validate(values: Values, mode: Mode | None) -> StreamOptions:
-    streams = stream_set(values, "stream")
+    streams = validated_stream_set(
+        values, "stream", mode, "startSequence", "minLastSequence", "endSequence"
+    )
     if values["stream"] is None and values["subject"] is None and streams is None:
         raise OptionError(
             "option 'stream' is missing: the name of the JetStream stream, or 'subject': a subject "
@@ -164,11 +161,7 @@ def _validate(values: Values, mode: Mode | None) -> StreamOptions:
         values.validate_exclusive(
             name, "subject", reason="the stream is named, or looked up by its subject"
         )
-    validate_no_sequence(values, streams, "startSequence", "minLastSequence", "endSequence")
-    validate_named_starts(values, "stream", streams, mode)
-    values.validate_effect("startTimeStrategy", "startTime")
     values.validate_exclusive("subject", "filterSubjects", reason="'subject' is the filter itself")
-    values.validate_exclusive("startSequence", "startTime", reason="they name two start positions")
     values.validate_exclusive("endSequence", "endTime", reason="they name two ends")
     subjects = (values["subject"],) if values["subject"] else values["filterSubjects"]
     filters = tuple(sorted(validate_subject_filters(subjects)))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nats_stream_source.errors import OptionError
-from nats_stream_source.options.start_position import START_WORDS, DeliverPolicy
+from nats_stream_source.options.start_position import START_WORDS, DeliverPolicy, NamedStarts
 from nats_stream_source.options.table import Mode, Values
 
 
@@ -38,17 +38,43 @@ class StreamSet:
         return re.fullmatch(self.pattern, name) is not None
 
 
-def stream_set(values: Values, one: str) -> StreamSet | None:
+def validated_stream_set(
+    values: Values, one: str, mode: Mode | None, *sequences: str
+) -> StreamSet | None:
     """The set of names that the options describe; None if they name one bucket or stream.
 
     Args:
         one: the option that names one, ``bucket`` or ``stream``; the others are its plural, and
             its name followed by ``Pattern``.
+        sequences: the options that are a sequence of one stream.
 
     Raises:
-        OptionError: more than one of them is set, a name is repeated, or ``discoveryInterval`` has
-            no effect.
+        OptionError: the options do not fit each other, or the streams of the query.
     """
+    several = _stream_set(values, one)
+    given = [name for name in sequences if values[name] and not isinstance(values[name], Mapping)]
+    if several is not None and given:
+        each = """write one for each, such as {"<name>": 17, "<name>": "earliest"}, """
+        raise OptionError(
+            f"options {given[0]!r} and {several.option!r} contradict each other: a "
+            f"sequence belongs to one stream, and the query reads several; "
+            f"{each if given[0] == 'startSequence' else ''}set a time, or start one query for "
+            f"each stream"
+        )
+    for option in ("startSequence", "startTime"):
+        if isinstance(values[option], Mapping):
+            if several is None:
+                raise OptionError(
+                    f"option {option!r} is a JSON object, and the query reads one {one}; write the "
+                    f"start itself, or set '{one}s'"
+                )
+            _validate_starts(option, values[option], several, mode)
+    values.validate_effect("startTimeStrategy", "startTime")
+    values.validate_exclusive("startSequence", "startTime", reason="they name two start positions")
+    return several
+
+
+def _stream_set(values: Values, one: str) -> StreamSet | None:
     several, pattern = f"{one}s", f"{one}Pattern"
     values.validate_exclusive(
         one, several, pattern, reason=f"they name the {one}s of the query in two ways"
@@ -65,54 +91,25 @@ def stream_set(values: Values, one: str) -> StreamSet | None:
     return StreamSet(several, tuple(sorted(names)))
 
 
-def validate_no_sequence(values: Values, several: StreamSet | None, *names: str) -> None:
-    """Raise OptionError for an option that is a sequence in a query of several streams."""
-    given = [
-        name for name in names if values[name] is not None and not isinstance(values[name], Mapping)
-    ]
-    if several is not None and given:
-        each = """write one for each, such as {"<name>": 17, "<name>": "earliest"}, """
-        raise OptionError(
-            f"options {given[0]!r} and {several.option!r} contradict each other: a "
-            f"sequence belongs to one stream, and the query reads several; "
-            f"{each if given[0] == 'startSequence' else ''}set a time, or start one query for "
-            f"each stream"
-        )
-
-
-def validate_named_starts(
-    values: Values, one: str, several: StreamSet | None, mode: Mode | None
+def _validate_starts(
+    option: str, starts: NamedStarts, several: StreamSet, mode: Mode | None
 ) -> None:
-    """Raise OptionError for a start of each stream that does not fit the streams of the query.
-
-    Args:
-        one: the option that names one stream.
-    """
-    for option in ("startSequence", "startTime"):
-        starts = values[option]
-        if not isinstance(starts, Mapping):
-            continue
-        if several is None:
-            raise OptionError(
-                f"option {option!r} is a JSON object, and the query reads one {one}; write the "
-                f"start itself, or set '{one}s'"
-            )
-        invalid = f"invalid value for option {option!r}"
-        unknown = [name for name in starts if not several.selects(name)]
-        if unknown:
-            raise OptionError(
-                f"{invalid}: it names {unknown[0]!r}, which {several} does not select; remove it"
-            )
-        missing = [name for name in several.names if name not in starts]
-        if missing:
-            words = " or ".join(map(repr, START_WORDS))
-            raise OptionError(
-                f"{invalid}: {missing[0]!r} of {several} is missing; add its start, which may be "
-                f"{words}"
-            )
-        new = [name for name, start in starts.items() if start is DeliverPolicy.NEW]
-        if new and mode is Mode.BATCH:
-            raise OptionError(
-                f"{invalid}: it has 'latest' for {new[0]!r}, which is for spark.readStream: "
-                f"spark.read ends with the present last sequence, so it would return nothing"
-            )
+    invalid = f"invalid value for option {option!r}"
+    unknown = [name for name in starts if not several.selects(name)]
+    if unknown:
+        raise OptionError(
+            f"{invalid}: it names {unknown[0]!r}, which {several} does not select; remove it"
+        )
+    missing = [name for name in several.names if name not in starts]
+    if missing:
+        words = " or ".join(map(repr, START_WORDS))
+        raise OptionError(
+            f"{invalid}: {missing[0]!r} of {several} is missing; add its start, which may be "
+            f"{words}"
+        )
+    new = [name for name, start in starts.items() if start is DeliverPolicy.NEW]
+    if new and mode is Mode.BATCH:
+        raise OptionError(
+            f"{invalid}: it has 'latest' for {new[0]!r}, which is for spark.readStream: "
+            f"spark.read ends with the present last sequence, so it would return nothing"
+        )

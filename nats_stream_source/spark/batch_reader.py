@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from nats_stream_source.extras import defer_aiohttp
 from nats_stream_source.rows.splits import BatchSplit
 from nats_stream_source.spark.tasks import NatsInputPartition, exempt_modules
 
@@ -37,7 +36,6 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """The splits of the batch, by the task that reads them."""
-        defer_aiohttp()
         from nats_stream_source.spark.planning.batch_planner import BatchPlanner
         from nats_stream_source.spark.runner import Runner
 
@@ -50,7 +48,6 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of the splits of one task."""
-        defer_aiohttp()
         from nats_stream_source.spark.reading.batch import batch_rows
 
         exempt_modules()

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from nats_stream_source.extras import defer_aiohttp
 from nats_stream_source.rows.offsets import Offset
 from nats_stream_source.rows.splits import Split
 from nats_stream_source.spark.tasks import NatsInputPartition, exempt_modules, paused_collection
@@ -58,7 +57,6 @@ class StreamReader(DataSourceStreamReader):
         wrong address is an error at once, and a running query continues after an outage.
         """
         if self._runner is None or self._planner is None:
-            defer_aiohttp()
             with paused_collection():
                 from nats_stream_source.spark.planning.query_planner import QueryPlanner
                 from nats_stream_source.spark.runner import Runner
@@ -104,7 +102,6 @@ class StreamReader(DataSourceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of the splits of one task."""
-        defer_aiohttp()
         from nats_stream_source.spark.reading.split_reader import read_splits
 
         exempt_modules()

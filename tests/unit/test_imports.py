@@ -54,19 +54,7 @@ def test_planner_defers_what_it_does_not_use() -> None:
         "    reader.stop()\n"
     )
     assert "nats.aio.client" in modules
-    assert not modules & {"aiohttp.client", "pyarrow.compute"}
-
-
-def test_deferred_aiohttp_is_loaded_at_first_use() -> None:
-    modules = imported(
-        "from nats_stream_source.extras import defer_aiohttp\n"
-        "defer_aiohttp()\n"
-        "import nats.aio.transport as transport, sys\n"
-        "assert 'aiohttp.client' not in sys.modules\n"
-        "import aiohttp.web\n"
-        "assert transport.aiohttp.ClientSession is aiohttp.ClientSession\n"
-    )
-    assert "aiohttp.web" in modules
+    assert "pyarrow.compute" not in modules
 
 
 def test_reader_needs_no_planner() -> None:

@@ -31,7 +31,7 @@ from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.subjects import KEY_PATTERN
 from nats_stream_source.logs import field_logger
 from nats_stream_source.options.hints import add_option_hints, option_names
-from nats_stream_source.options.lookup import ENTRY_COLUMNS, LOOKUP, LookupOptions
+from nats_stream_source.options.kv import ENTRY_COLUMNS, LOOKUP, LookupOptions
 from nats_stream_source.rows.arrow import arrow_schema
 from nats_stream_source.spark.runner import cached_runner
 from nats_stream_source.wire.codec.columns import decode_keys, decode_values, encode_keys

@@ -18,7 +18,7 @@ except ModuleNotFoundError as error:
     raise import_failure(error, "spark") from error
 
 from nats_stream_source.errors import OptionError
-from nats_stream_source.options.lookup import ENTRY_COLUMNS, lookup_options
+from nats_stream_source.options.kv import ENTRY_COLUMNS, lookup_options
 from nats_stream_source.rows.columns import ddl
 
 if TYPE_CHECKING:

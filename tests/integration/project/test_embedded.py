@@ -14,7 +14,7 @@ from nats_stream_source.errors import ConnectError
 def test_start_on_port_of_another_server(nats_server: NatsServer) -> None:
     """Otherwise a demo would write to the other server."""
     second = NatsServer(port=nats_server.port)
-    with pytest.raises(ConnectError, match=f"another process listens on port {nats_server.port}"):
+    with pytest.raises(ConnectError, match=f"another server listens on port {nats_server.port}"):
         second.start()
     assert not second.store.exists()
 

@@ -21,7 +21,7 @@ from nats_stream_source.errors import (
     PermissionDeniedError,
     UndecodableError,
 )
-from nats_stream_source.options.lookup import lookup_options
+from nats_stream_source.options.kv import lookup_options
 from nats_stream_source.spark.enrichment import entries
 from nats_stream_source.spark.enrichment.entries import Lookup, with_entries
 from nats_stream_source.spark.runner import close_cached_runners
