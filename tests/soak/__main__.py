@@ -8,12 +8,7 @@ import logging
 import random
 import signal
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
-from rich.table import Table
 
 from tests.soak.outcome import TOPOLOGIES, Settings, summary
 from tests.soak.run import clean, run
@@ -39,7 +34,6 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     # asyncio logs a warning for each write to a connection that was reset.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
-    console = Console()
     settings = Settings(
         seed=random.randrange(10**6) if options.seed is None else options.seed,
         minutes=options.minutes,
@@ -49,48 +43,22 @@ def main(arguments: list[str] | None = None) -> int:
         only=tuple(options.only or ()),
     )
     try:
-        outcome = run(settings, lambda line: console.print(line, markup=False, highlight=False))
+        outcome = run(settings, lambda line: print(line, flush=True))
     except KeyboardInterrupt:
-        console.print("interrupted; all started processes were stopped")
+        print("interrupted; all started processes were stopped")
         return 130
     result = summary(outcome)
-    console.print(result_table(result))
+    text = json.dumps(result, indent=2) + "\n"
+    print(text)
     if options.json:
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
+        options.json.write_text(text)
     if not result["anomalies"]:
         if not options.keep:
             clean(outcome)
         return 0
-    for kind, texts in result["examples"].items():
-        for text in texts:
-            console.print(f"{kind}: {text}", markup=False, highlight=False)
-    console.print(f"anomalies found; files in {outcome.directory}", markup=False)
-    (outcome.directory / "result.json").write_text(json.dumps(result, indent=2) + "\n")
+    print(f"anomalies found; files in {outcome.directory}")
+    (outcome.directory / "result.json").write_text(text)
     return 1
-
-
-def result_table(result: Mapping[str, Any]) -> Table:
-    """The result as a table."""
-    table = Table(title=f"soak, {result['topology']}", show_header=False)
-    for name, value in result.items():
-        if name == "examples":
-            continue
-        if name == "anomalies":
-            table.add_section()
-        text = _format(value)
-        table.add_row(name.replace("_", " "), text or ("none" if name == "anomalies" else "-"))
-    return table
-
-
-def _format(value: Any) -> str:
-    if not isinstance(value, Mapping):
-        return f"{value:,}" if isinstance(value, int) else str(value)
-    lines = []
-    for name, item in value.items():
-        nested = isinstance(item, Mapping)
-        text = ", ".join(f"{k} {v:,}" for k, v in item.items()) if nested else item
-        lines.append(f"{name}: {text:,}" if isinstance(text, int) else f"{name}: {text}")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

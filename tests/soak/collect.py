@@ -1,33 +1,28 @@
-"""Collects the evidence at the end: messages of the streams, rows of the sinks, driver events.
-
-The streams are read with pull consumers of nats-py, not with this package.
-"""
+"""Collects the evidence at the end: messages of the streams, rows of the sinks, driver events."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
-from nats.js.api import AckPolicy, ConsumerConfig
 
-from tests.soak.servers import BUCKETS, COPY, COPY_PREFIX, PREFIXES, STREAMS
+from tests.soak.servers import BUCKETS, PREFIXES, STREAMS
 from tests.support.delta import rows_of
-from tests.support.event_loop import run
 from tests.support.log_fields import parse_fields
-from tests.support.nats.buckets import connected
+from tests.support.nats.stored import stored_entries
 from tests.support.oracle import query_failures
 from tests.support.oracle.evidence import Entry, Evidence, QueryProgress, Rollback
-from tests.support.oracle.ledger import DEL, PURGE, PUT, Write, read_ledger
+from tests.support.oracle.ledger import PUT, Write, read_ledger
 
-_BATCH = 1000
+STALLED = 300.0
+"""Seconds without a micro-batch; on a busy machine a micro-batch may take minutes."""
 
 
 def collect_evidence(
@@ -37,7 +32,9 @@ def collect_evidence(
     writes: dict[str, list[Write]] = {source: [] for source in STREAMS}
     for write in read_ledger(directory / "ledger.tsv"):
         writes[write.source].append(write)
-    messages = {source: stream_messages(url, source) for source in STREAMS}
+    messages = {
+        source: stored_entries(url, stream, PREFIXES[source]) for source, stream in STREAMS.items()
+    }
     messages_read_at = time.time()
     tries = {source: attempts(directory, source) for source in ("full", "stream")}
     return Evidence(
@@ -62,68 +59,17 @@ def collect_evidence(
     )
 
 
-def stream_messages(url: str, source: str) -> list[Entry]:
-    """All messages of a stream, in order."""
-    return messages_of(url, STREAMS[source], PREFIXES[source])
-
-
-def copied_messages(url: str) -> list[Entry]:
-    """All messages that the query ``copy`` has written, in order."""
-    return messages_of(url, COPY, COPY_PREFIX)
-
-
-def messages_of(url: str, stream: str, prefix: str) -> list[Entry]:
-    """All messages of a stream, in order; their keys are the subjects without ``prefix``."""
-    return run(_stream_messages(url, stream, len(prefix)))
-
-
-async def _stream_messages(url: str, stream: str, prefix: int) -> list[Entry]:
-    async with connected(url) as client:
-        jetstream = client.jetstream()
-        last = (await jetstream.stream_info(stream)).state.last_seq
-        if not last:
-            return []
-        config = ConsumerConfig(
-            ack_policy=AckPolicy.NONE,
-            num_replicas=1,
-            mem_storage=True,
-            # On a busy machine two requests may be more than the default of 5 s apart.
-            inactive_threshold=600,
-        )
-        pull = await jetstream.pull_subscribe("", stream=stream, config=config)
-        entries: list[Entry] = []
-        while not entries or entries[-1].seq < last:
-            try:
-                messages = await pull.fetch(_BATCH, timeout=5)
-            except asyncio.TimeoutError:
-                break  # the last messages expired, or were superseded
-            for message in messages:
-                headers = message.headers or {}
-                operation = headers.get("KV-Operation", PUT)
-                if headers.get("Nats-Marker-Reason") in ("MaxAge", "Purge"):
-                    operation = PURGE
-                elif headers.get("Nats-Marker-Reason") == "Remove":
-                    operation = DEL
-                value = message.data if operation == PUT else None
-                seq, at = message.metadata.sequence.stream, message.metadata.timestamp.timestamp()
-                entries.append(Entry(seq, message.subject[prefix:], operation, value, at=at))
-        pending = (await pull.consumer_info()).num_pending
-        if pending and (not entries or entries[-1].seq < last):
-            raise RuntimeError(f"could not read {pending} messages of {stream}")
-        await pull.unsubscribe()
-        return entries
-
-
 def attempts(directory: Path, source: str) -> dict[int, list[list[Entry]]]:
     """By batch id, the rows of each complete attempt, in order of time."""
     rows: dict[int, list[list[Entry]]] = {}
     for batch in sorted((directory / source).glob("[0-9]*")):
-        if tries := _complete_attempts(batch):
+        if tries := complete_attempts(batch):
             rows[int(batch.name)] = [_rows(attempt, source) for attempt in tries]
     return rows
 
 
-def _complete_attempts(batch: Path) -> list[Path]:
+def complete_attempts(batch: Path) -> list[Path]:
+    """The directories of the complete attempts of a micro-batch, in order of time."""
     return sorted(marker.parent for marker in batch.glob("*/_SUCCESS"))
 
 
@@ -134,13 +80,9 @@ def completed(
     result = []
     for number, tries in sorted(tries_by_batch.items()):
         last = max((row.seq for rows in tries for row in rows), default=0)
-        ended_at = (
-            (_complete_attempts(directory / source / f"{number:08d}")[-1] / "_SUCCESS")
-            .stat()
-            .st_mtime
-        )
+        attempt = complete_attempts(directory / source / f"{number:08d}")[-1]
         if last:
-            result.append((last, ended_at))
+            result.append((last, (attempt / "_SUCCESS").stat().st_mtime))
     return tuple(result)
 
 
@@ -157,32 +99,28 @@ def committed(directory: Path, source: str) -> int:
 
 
 def _rows(directory: Path, source: str) -> list[Entry]:
+    names = ["revision", "key", "operation", "value"]
+    if source == "stream":
+        names = ["sequence", "subject", "data"]
     rows: list[Entry] = []
     for part in sorted(directory.glob("part-*")):  # ordered by partition number
         table = pq.ParquetFile(part).read()
-        if source == "stream":
-            prefix = len(PREFIXES[source])
-            columns = [table[name].to_pylist() for name in ("sequence", "subject", "data")]
-            created = table["stream_created"].cast("int64").to_pylist()
-            rows += [
-                Entry(seq, subject[prefix:], PUT, data, when)
-                for seq, subject, data, when in zip(*columns, created, strict=True)
-            ]
-        else:
-            names = ("revision", "key", "operation", "value")
-            columns = [table[name].to_pylist() for name in names]
-            created = table["stream_created"].cast("int64").to_pylist()
-            rows += [Entry(*values) for values in zip(*columns, created, strict=True)]
+        created = table["stream_created"].cast("int64").to_pylist()
+        for *values, when in zip(
+            *(table[name].to_pylist() for name in names), created, strict=True
+        ):
+            if source == "stream":
+                seq, subject, data = values
+                values = [seq, subject.removeprefix(PREFIXES[source]), PUT, data]
+            rows.append(Entry(*values, created=when))
     return rows
 
 
 def table_rows(directory: Path, version: int | None = None) -> list[Entry]:
     """The rows of the Delta table, read by delta-rs."""
-    table = DeltaTable(str(directory / "table"), version=version)
-    rows = rows_of(table)
     return [
         Entry(row["revision"], row["key"], row["operation"], row["value"])
-        for row in rows
+        for row in rows_of(DeltaTable(directory / "table", version=version))
         if row["operation"] == PUT
     ]
 
@@ -196,11 +134,14 @@ class Events:
         reported_at: by query, the times of these reports, and of the end of reading.
         failures: by kind of error, failures of queries that were restarted.
         unexpected: texts of failures that the faults do not explain.
+        stalls: a text for each query that finished no micro-batch for :data:`STALLED` seconds while
+            its driver ran and other queries reported.
         lost: queries that stopped with DataLossError, with its text.
         lost_at: when they stopped.
         ends: by query, the last sequence of the last micro-batch.
         starts: how many drivers created a session.
         serial: number of the last driver with a session.
+        reading: queries that finished a micro-batch in that session, or stopped for data loss.
         reconciled: version of the table before ``reconcile``; None if it did not run.
         reconciled_at: when ``reconcile`` started.
     """
@@ -210,11 +151,13 @@ class Events:
     reported_at: dict[str, list[float]] = field(default_factory=dict)
     failures: Counter[str] = field(default_factory=Counter)
     unexpected: list[str] = field(default_factory=list)
+    stalls: list[str] = field(default_factory=list)
     lost: dict[str, str] = field(default_factory=dict)
     lost_at: dict[str, float] = field(default_factory=dict)
     ends: dict[str, int] = field(default_factory=dict)
     starts: int = 0
     serial: int = 0
+    reading: set[str] = field(default_factory=set)
     reconciled: int | None = None
     reconciled_at: float = 0.0
 
@@ -222,40 +165,36 @@ class Events:
 def read_events(path: Path) -> Events:
     """Read ``events.jsonl``."""
     events = Events()
-    for line in _complete_lines(path):
-        event = json.loads(line)
-        name, query = event["event"], event.get("query", "")
+    waiting: dict[str, float] = {}  # by query, when it last finished a micro-batch or was started
+    for event in _events(path):
+        name, query, at = event["event"], event.get("query", ""), event["at"]
+        if name == "started":
+            events.starts += 1
+            events.serial = event["serial"]
+            events.reading = set(events.lost)
+            waiting = dict.fromkeys(STREAMS.keys() - events.lost.keys(), at)
+        for stalled in [one for one, since in waiting.items() if at - since > STALLED]:
+            del waiting[stalled]
+            events.stalls.append(f"{stalled}: no micro-batch after {events.batches[stalled]}")
         if name in ("batch", "done"):
-            events.reported_at.setdefault(query, []).append(event["at"])
+            events.reported_at.setdefault(query, []).append(at)
+            waiting.pop(query, None)
         if name == "batch":
             events.batches[query] += 1
             events.rows[query] += event["rows"] or 0  # unknown by stream
             events.ends[query] = event["end"]
+            events.reading.add(query)
+            if query in STREAMS:
+                waiting[query] = at
         elif name == "failed":
             _add_failure(events, query, event)
-        elif name == "started":
-            events.starts += 1
-            events.serial = event["serial"]
+            if query in events.lost:
+                waiting.pop(query, None)
         elif name == "reconciling":
-            events.reconciled_at = event["at"]
+            events.reconciled_at = at
         elif name == "reconciled":
             events.reconciled = event["before"]
     return events
-
-
-def is_reading(path: Path, serial: int) -> bool:
-    """Whether each query of this driver finished a micro-batch, or stopped for data loss before."""
-    reading: set[str] = set()
-    own = False
-    for line in _complete_lines(path):
-        event = json.loads(line)
-        if event["event"] == "started":
-            own = event["serial"] == serial
-        elif (own and event["event"] == "batch") or query_failures.is_data_loss(
-            event.get("text", "")
-        ):
-            reading.add(event["query"])
-    return own and reading >= STREAMS.keys()
 
 
 def _add_failure(events: Events, query: str, event: dict[str, Any]) -> None:
@@ -263,6 +202,7 @@ def _add_failure(events: Events, query: str, event: dict[str, Any]) -> None:
     if kind == query_failures.DATA_LOSS:
         events.lost[query] = query_failures.last_raised(event["text"]).message
         events.lost_at.setdefault(query, event["at"])
+        events.reading.add(query)
         return
     events.failures[kind] += 1
     if kind == query_failures.UNEXPECTED:
@@ -271,9 +211,9 @@ def _add_failure(events: Events, query: str, event: dict[str, Any]) -> None:
         )
 
 
-def _complete_lines(path: Path) -> Iterable[str]:
-    if path.exists():
-        yield from (line for line in path.read_text().split("\n")[:-1] if line.strip())
+def _events(path: Path) -> Iterator[dict[str, Any]]:
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    yield from (json.loads(line) for line in lines if line.strip())
 
 
 def rebuilds(logs: Iterable[Path]) -> Counter[str]:

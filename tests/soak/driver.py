@@ -180,15 +180,7 @@ class Driver:
 
     def _progress(self, record: BatchProgress) -> None:
         self._read.add(record.query)
-        self._record(
-            "batch",
-            query=record.query,
-            batch=record.batch,
-            start=record.start,
-            end=record.end,
-            rows=record.rows,
-            lag=record.lag,
-        )
+        self._record("batch", query=record.query, end=record.end, rows=record.rows)
 
     def _record(self, event: str, **fields: Any) -> None:
         self._log.write(json.dumps({"at": time.time(), "event": event, **fields}) + "\n")

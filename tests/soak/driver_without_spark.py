@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,14 @@ from tests.support.query_driver.driver import QueryDriver
 
 _EVERY = 0.3  # seconds between two micro-batches
 _AGAIN = 0.5  # seconds after a failure
+_COLUMNS = pa.schema(
+    [
+        ("revision", pa.int64()),
+        ("key", pa.string()),
+        ("operation", pa.string()),
+        ("value", pa.binary()),
+    ]
+)
 
 
 class LocalQuery:
@@ -50,9 +59,11 @@ class LocalQuery:
     def run(self, stopped: threading.Event) -> None:
         """Until ``stopped``, or until all is read, or until data loss."""
         while not stopped.is_set():
-            driver = QueryDriver(self._options)
+            committed = self._last("commits")
+            offsets = [self._logged(committed)] if committed >= 0 else []
+            query = QueryDriver(self._options, offsets)
             try:
-                self._read(driver, stopped)
+                self._read(query, committed + 1, stopped)
                 return
             except Exception:  # as a supervisor: a failed query is started again
                 text = traceback.format_exc()
@@ -60,26 +71,18 @@ class LocalQuery:
                 if is_data_loss(text):
                     return
             finally:
-                driver.close()
+                query.close()
             stopped.wait(_AGAIN)
 
-    def _read(self, driver: QueryDriver, stopped: threading.Event) -> None:
+    def _read(self, query: QueryDriver, number: int, stopped: threading.Event) -> None:
         if self._finish:
-            driver.prepare_available_now()
-        start = driver.initial_offset()
-        number = self._last("commits") + 1
-        if number:
-            start = self._logged(number - 1)
-        if self._last("offsets") == number:
-            # Spark requests it again when the last micro-batch was not committed.
-            driver.initial_offset()
-            start = self._batch(driver, number, start, self._logged(number))
-            number += 1
+            query.prepare_available_now()
+        if self._last("offsets") == number:  # it was not committed
+            query.plan_logged(self._logged(number))
         while not stopped.is_set():
-            end = driver.latest_offset(start)
-            if end != start:
-                self._put("offsets", number, end)
-                start = self._batch(driver, number, start, end)
+            if query.logged is not None or query.plan():
+                self._put("offsets", number, query.logged)
+                self._batch(number, query)
                 number += 1
             elif self._finish:
                 self._say("done")
@@ -87,56 +90,34 @@ class LocalQuery:
             else:
                 stopped.wait(_EVERY)
 
-    def _batch(self, driver: QueryDriver, number: int, start: Any, end: Any) -> Any:
-        parts = [list(driver.read_task(partition)) for partition in driver.partitions(start, end)]
+    def _batch(self, number: int, query: QueryDriver) -> None:
+        batches = query.read().batches
         if self._name == "current":
-            self._merge(parts)
+            self._merge(batches)
         else:
-            self._write(number, parts)
+            place = self._directory / self._name / f"{number:08d}" / f"{time.time_ns()}"
+            place.mkdir(parents=True)
+            if batches:
+                pq.write_table(pa.Table.from_batches(batches), place / "part-0.parquet")
+            (place / "_SUCCESS").touch()
         linger(number)
-        self._put("commits", number, end)
-        rows = sum(batch.num_rows for part in parts for batch in part)
-        self._say(
-            "batch",
-            batch=number,
-            start=position(start),
-            end=position(end),
-            rows=rows,
-        )
-        return end
+        self._put("commits", number, query.offset)
+        rows = sum(batch.num_rows for batch in batches)
+        self._say("batch", end=position(query.offset), rows=rows)
 
-    def _write(self, number: int, parts: list[list[pa.RecordBatch]]) -> None:
-        place = self._directory / self._name / f"{number:08d}" / f"{time.time_ns()}"
-        place.mkdir(parents=True)
-        for index, part in enumerate(parts):
-            if part:
-                pq.write_table(pa.Table.from_batches(part), place / f"part-{index:05}.parquet")
-        (place / "_SUCCESS").touch()
-
-    def _merge(self, parts: list[list[pa.RecordBatch]]) -> None:
+    def _merge(self, batches: Sequence[pa.RecordBatch]) -> None:
         """The rows by key into the table, which is small enough to be rewritten."""
         place = str(self._directory / "table")
-        columns = ("revision", "key", "operation", "value")
         rows: dict[str, dict[str, Any]] = {}
         if DeltaTable.is_deltatable(place):
             # From the table, not from memory: what counts is what a restart would find.
-            for row in rows_of(DeltaTable(place)):
-                rows[row["key"]] = row
-        for part in parts:
-            for batch in part:
-                for row in batch.select(columns).to_pylist():
-                    if row["revision"] > rows.get(row["key"], {"revision": 0})["revision"]:
-                        rows[row["key"]] = row
+            rows = {row["key"]: row for row in rows_of(DeltaTable(place))}
+        for batch in batches:
+            for row in batch.select(_COLUMNS.names).to_pylist():
+                if row["key"] not in rows or row["revision"] > rows[row["key"]]["revision"]:
+                    rows[row["key"]] = row
         # Markers stay, as with deletes="mark": without them an older PUT could come back.
-        schema = pa.schema(
-            [
-                ("revision", pa.int64()),
-                ("key", pa.string()),
-                ("operation", pa.string()),
-                ("value", pa.binary()),
-            ]
-        )
-        table = pa.Table.from_pylist(list(rows.values()), schema=schema)
+        table = pa.Table.from_pylist(list(rows.values()), schema=_COLUMNS)
         write_deltalake(place, table, mode="overwrite")
 
     def _last(self, kind: str) -> int:

@@ -13,30 +13,52 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
-from nats_stream_source.embedded import NatsServer
-from tests.soak.collect import Events
-from tests.soak.delivery_faults import DeleteConsumer, LastDelivery
 from tests.soak.power_loss import PowerLoss
 from tests.soak.schedule import POWER_LOSS, Fault, FaultNotInjectedError
 from tests.soak.servers import STREAMS, UNAVAILABLE, Servers
+from tests.soak.supervisor import DriverSupervisor
 from tests.support.oracle.evidence import Rollback
-from tests.support.proxy.fault_proxy import Verdict
+from tests.support.proxy.fault_proxy import Verdict, is_delivery, pending
 from tests.support.proxy.verdicts import FrameFault, Share, Status, each
 
 _INJECT_TIMEOUT = 30.0  # seconds to find an object of the fault
 _START_TIMEOUT = 120.0  # seconds to wait until a new driver reads
 
 
-class DriverControl(Protocol):
-    """Operations of faults on the driver."""
+class DeleteConsumer(FrameFault):
+    """Drops one delivery, and deletes the reader's consumer that sent it.
 
-    def kill(self) -> None: ...
-    def stop(self) -> None: ...
-    def start(self) -> None: ...
-    def is_reading(self) -> bool: ...
-    def events(self) -> Events: ...
+    Attributes:
+        consumer: the deleted consumer and its stream, as text.
+    """
+
+    def __init__(self, servers: Servers) -> None:
+        super().__init__(False)
+        self._servers = servers
+        self._lock = threading.Lock()
+        self.consumer = ""
+
+    def hits(self, frame: bytes) -> bool:
+        if not is_delivery(frame) or not self._lock.acquire(blocking=False):
+            return False  # each proxy has its own thread
+        try:
+            # The ACK subject has 9 tokens.
+            stream, consumer = frame.split(b" $JS.ACK.", 1)[1].decode("latin-1").split(".")[:2]
+            if self.done or not consumer.startswith("spark-"):
+                return False
+            self._servers.call(f"CONSUMER.DELETE.{stream}.{consumer}")
+        except UNAVAILABLE:
+            return False  # no leader now; retry with a later delivery
+        finally:
+            self._lock.release()
+        self.consumer = f"{consumer} of {stream}"
+        return True
+
+
+def _drop_last(frame: bytes) -> bool:
+    """Drop deliveries after which their consumer has no pending message."""
+    return not (is_delivery(frame) and pending(frame) == 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +87,7 @@ class FaultInjector:
     def __init__(
         self,
         servers: Servers,
-        driver: DriverControl,
+        driver: DriverSupervisor,
         generator: subprocess.Popen[bytes],
         seed: int,
         stopped: threading.Event,
@@ -83,8 +105,8 @@ class FaultInjector:
             "kill leader": self._kill_server,
             "pause server": self._pause_server,
             "pause leader": self._pause_server,
-            "restart server": self._restart_server,
-            "rolling restart": self._rolling_restart,
+            "restart server": self._restart_all,
+            "rolling restart": self._restart_all,
             "kill all servers": self._kill_all,
             "step down stream": self._step_down,
             "step down meta": self._step_down,
@@ -123,27 +145,22 @@ class FaultInjector:
         return str(leader)
 
     def _kill_server(self, fault: Fault) -> str:
-        name = self._target(fault)
-        servers = self._servers
-        servers.down.add(name)
-        try:
-            servers.servers[name].kill()
-            self._stopped.wait(fault.seconds)
-        finally:
-            self._servers.start(name)
-        return name
+        return self._kill(fault, self._target(fault))
 
     def _kill_all(self, fault: Fault) -> str:
+        return self._kill(fault, *self._servers.servers)
+
+    def _kill(self, fault: Fault, *names: str) -> str:
         servers = self._servers
-        servers.down |= servers.servers.keys()
+        servers.down.update(names)
         try:
-            for server in servers.servers.values():
-                server.kill()
+            for name in names:
+                servers.servers[name].kill()
             self._stopped.wait(fault.seconds)
         finally:
-            for name in servers.servers:
-                self._servers.start(name)
-        return "all"
+            for name in names:
+                servers.start(name)
+        return " ".join(names)
 
     def _pause_server(self, fault: Fault) -> str:
         name = self._target(fault)
@@ -157,23 +174,17 @@ class FaultInjector:
             servers.down.discard(name)
         return name
 
-    def _restart_server(self, fault: Fault) -> str:
-        for name, server in self._servers.servers.items():
-            self._restart(name, server)
-        return "n1"
-
-    def _rolling_restart(self, fault: Fault) -> str:
-        for name, server in self._servers.servers.items():
-            self._restart(name, server)
-            self._servers.wait_healthy()
-        return "all, one after the other"
-
-    def _restart(self, name: str, server: NatsServer) -> None:
-        self._servers.down.add(name)
-        try:
-            server.terminate()
-        finally:
-            self._servers.start(name)
+    def _restart_all(self, fault: Fault) -> str:
+        """Restart the servers one after the other."""
+        servers = self._servers
+        for name, server in servers.servers.items():
+            servers.down.add(name)
+            try:
+                server.terminate()
+            finally:
+                servers.start(name)
+            servers.wait_healthy()
+        return " ".join(servers.servers)
 
     def _power_loss(self, fault: Fault) -> str:
         power = PowerLoss(self._servers, self._driver.events, self._generator, self._until_true)
@@ -208,7 +219,7 @@ class FaultInjector:
     # -- connections ----------------------------------------------------------------------------
 
     def _delete_consumer(self, fault: Fault) -> str:
-        deletion = DeleteConsumer(lambda subject: self._servers.call(subject))
+        deletion = DeleteConsumer(self._servers)
         self._apply(deletion, 0)
         return deletion.consumer
 
@@ -231,7 +242,7 @@ class FaultInjector:
         if fault.kind == "drop heartbeats":
             # A reader needs a heartbeat if it has not received the last message.
             frame_fault = Status("Idle Heartbeat")
-            self._apply(frame_fault, fault.seconds, LastDelivery())
+            self._apply(frame_fault, fault.seconds, _drop_last)
         else:
             self._apply(frame_fault, fault.seconds)
         return f"{frame_fault.done} dropped"

@@ -2,7 +2,7 @@
 
 Run as ``python -m tests.soak.generator <file>`` with a JSON file::
 
-    {"servers": ["nats://…"], "ledger": "…", "seed": 7, "rate": 300}
+    {"servers": ["nats://…"], "directory": "…", "seed": 7, "rate": 300}
 
 It ends on SIGTERM, after the writes in flight. It uses nats-py instead of this package, so that an
 error of this package cannot hide another one. The rate has phases: slow, steady, burst, pause.
@@ -19,9 +19,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.soak.client import connected_under_faults
 from tests.soak.servers import PREFIXES
 from tests.support.event_loop import run
+from tests.support.nats import buckets
+from tests.support.nats.buckets import connected_under_faults
 from tests.support.oracle.expiry import MARKER_TTL
 from tests.support.oracle.ledger import DEL, PURGE, PUT, Ledger, Write, value_of
 
@@ -30,7 +31,7 @@ KEYS = {"full": 600, "current": 300, "stream": 50}
 _ACK_DEADLINE = 5.0
 _TICK = 0.02
 _PHASES = ((0.03, 8), (1.0, 15), (4.0, 4), (1.0, 10), (0.0, 3))  # factor of the rate, seconds
-_HEADERS = {DEL: {"KV-Operation": "DEL"}, PURGE: {"KV-Operation": "PURGE", "Nats-Rollup": "sub"}}
+_HEADERS = {DEL: buckets.DEL, PURGE: buckets.PURGE}
 
 
 class Generator:
@@ -126,7 +127,7 @@ class Generator:
 
 
 async def main(request: dict[str, Any]) -> None:
-    ledger = Ledger(Path(request["ledger"]))
+    ledger = Ledger(Path(request["directory"], "ledger.tsv"))
     with contextlib.closing(ledger):
         async with connected_under_faults(request["servers"]) as client:
             generator = Generator(client, ledger, request["seed"], request["rate"])

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median_high
 from typing import Any
 
 from tests.soak.collect import Events
 from tests.soak.fault_injector import InjectedFault
-from tests.soak.processes import Memory
 from tests.soak.schedule import POWER_LOSS, Fault
 from tests.soak.servers import STREAMS
+from tests.soak.supervisor import Memory
 from tests.support.oracle.evidence import Evidence, Rollback
 from tests.support.oracle.findings import Findings
 
@@ -51,7 +52,7 @@ class Outcome:
         planned, injected: the scheduled faults, and their results.
         rollback: the simulated power loss, if any.
         memory: number of the driver, seconds after the start, memory of its processes.
-        stalls: stalled queries, as text.
+        unfinished: a text if the last driver did not read all messages.
         leaks: consumers and connections on the servers after all queries had ended.
         harness_errors: errors of the run itself, which make its result invalid.
     """
@@ -70,7 +71,7 @@ class Outcome:
     replayed_batches: int = 0
     rebuilds: Counter[str] = field(default_factory=Counter)
     memory: list[tuple[int, float, Memory]] = field(default_factory=list)
-    stalls: list[str] = field(default_factory=list)
+    unfinished: list[str] = field(default_factory=list)
     leaks: list[str] = field(default_factory=list)
     harness_errors: list[str] = field(default_factory=list)
 
@@ -94,7 +95,7 @@ class Outcome:
             "unexpected failure": self.events.unexpected,
             "loss unnoticed": self._unnoticed_losses(),
             "false loss": self._false_losses(),
-            "stalled": self.stalls,
+            "stalled": self.events.stalls + self.unfinished,
             "left behind": self.leaks,
             "memory grew": memory_growth(self.memory),
             "harness": self.harness_errors + self._missing_power_loss(),
@@ -139,19 +140,15 @@ def memory_growth(samples: list[tuple[int, float, Memory]]) -> list[str]:
         life = [(at, memory) for number, at, memory in samples if number == serial]
         if life[-1][0] - life[0][0] < 180:
             continue
-        for name, sizes in (
-            ("a Python worker", [memory.worker for _, memory in life]),
-            ("the Python process", [memory.driver for _, memory in life]),
-        ):
+        for name in ("worker", "driver"):
+            sizes = [float(getattr(memory, name)) for _, memory in life]
             quarter = len(sizes) // 4
-            early, late = _median(sizes[quarter : 2 * quarter]), _median(sizes[-quarter:])
+            early, late = median_high(sizes[quarter : 2 * quarter]), median_high(sizes[-quarter:])
             if late > 1.2 * early + 20:
-                grown.append(f"{name} of driver {serial} grew from {early:.0f} to {late:.0f} MiB")
+                grown.append(
+                    f"Python {name} of driver {serial} grew from {early:.0f} to {late:.0f} MiB"
+                )
     return grown
-
-
-def _median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]
 
 
 def summary(outcome: Outcome) -> dict[str, Any]:
@@ -176,9 +173,8 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "rebuilds": outcome.rebuilds,
         "excused": outcome.findings.excused,
         "peak_mib": {
-            "python_worker": round(max((m.worker for m in memories), default=0)),
-            "python_driver": round(max((m.driver for m in memories), default=0)),
-            "jvm": round(max((m.jvm for m in memories), default=0)),
+            name: round(max((getattr(one, name) for one in memories), default=0))
+            for name in ("worker", "driver", "jvm")
         },
         "anomalies": outcome.anomalies,
         "examples": outcome.examples,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import signal
 import subprocess
@@ -13,16 +12,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.soak import collect, processes
+from tests.soak import collect, supervisor
 from tests.soak.fault_injector import FaultInjector
 from tests.soak.outcome import Outcome, Settings
 from tests.soak.schedule import POWER_LOSS, Fault, schedule
-from tests.soak.servers import STREAMS, Servers, find_leaks
+from tests.soak.servers import COPY, COPY_PREFIX, Servers, find_leaks
 from tests.soak.sites import compare_sites
-from tests.soak.stall_detector import StallDetector
 from tests.soak.supervisor import DriverSupervisor
+from tests.support.nats.stored import stored_entries
 from tests.support.oracle.copy_oracle import compare_copy
-from tests.support.oracle.ledger import AckCounter
 from tests.support.oracle.row_oracle import compare_all
 
 _STOP_TIMEOUT = 180.0  # seconds for the generator to end
@@ -66,37 +64,30 @@ def _run(settings: Settings, directory: Path, log: Callable[[str], None]) -> Out
     for fault in planned:
         log(f"  {fault}")
     clustered = settings.topology == "cluster"
+    replicas = 3 if clustered else 1
     with contextlib.ExitStack() as stack:
         servers = stack.enter_context(
-            Servers(3 if clustered else 1, directory, "" if clustered else SYNC_ALWAYS)
+            Servers(replicas, directory, "" if clustered else SYNC_ALWAYS)
         )
         module = "tests.soak.driver" if settings.spark else "tests.soak.driver_without_spark"
         driver = DriverSupervisor(directory, ",".join(servers.proxy_urls), module)
         stack.callback(driver.kill)
-        ledger = directory / "ledger.tsv"
-        request = directory / "generator.json"
-        request.write_text(
-            json.dumps(
-                {
-                    "servers": servers.urls,
-                    "ledger": str(ledger),
-                    "seed": settings.seed,
-                    "rate": settings.rate,
-                }
-            )
-        )
         driver.start()
-        site_writer = _start_sites(outcome, servers, 3 if clustered else 1)
-        stack.callback(processes.kill, site_writer)
-        generator = processes.start("tests.soak.generator", request, directory / "generator.log")
-        stack.callback(processes.kill, generator)
+        common = {"servers": servers.urls, "seed": settings.seed}
+        sites = supervisor.start(
+            "tests.soak.sites", directory, "sites", **common, replicas=replicas
+        )
+        stack.callback(supervisor.kill, sites)
+        generator = supervisor.start(
+            "tests.soak.generator", directory, "generator", **common, rate=settings.rate
+        )
+        stack.callback(supervisor.kill, generator)
         driver.wait_reading()
         _inject(outcome, servers, driver, generator, seconds, log)
         log("faults ended; stopping the generator, recovering the servers")
         _recover(servers)
-        generator.send_signal(signal.SIGTERM)
-        site_writer.send_signal(signal.SIGTERM)
-        for name, writer in (("generator", generator), ("writer of sites", site_writer)):
+        for name, writer in (("generator", generator), ("writer of sites", sites)):
+            writer.send_signal(signal.SIGTERM)
             if (status := writer.wait(_STOP_TIMEOUT)) != 0:
                 outcome.harness_errors.append(f"the {name} ended with status {status}")
         servers.wait_healthy()
@@ -105,25 +96,12 @@ def _run(settings: Settings, directory: Path, log: Callable[[str], None]) -> Out
         driver.finish()
         log("all messages read; waiting for consumers and connections to be removed")
         outcome.harness_errors += driver.harness_errors
-        outcome.stalls += driver.unfinished
+        outcome.unfinished = driver.unfinished
         outcome.leaks = find_leaks(servers)
         log("comparing")
         _compare(outcome, servers, driver)
         log(f"took {time.monotonic() - started:.0f} s in total")
     return outcome
-
-
-def _start_sites(outcome: Outcome, servers: Servers, replicas: int) -> subprocess.Popen[bytes]:
-    directory = outcome.directory
-    request = directory / "sites.json"
-    settings = {
-        "servers": servers.urls,
-        "ledger": str(directory / "sites.jsonl"),
-        "seed": outcome.settings.seed,
-        "replicas": replicas,
-    }
-    request.write_text(json.dumps(settings))
-    return processes.start("tests.soak.sites", request, directory / "sites.log")
 
 
 def clean(outcome: Outcome) -> None:
@@ -142,7 +120,6 @@ def _inject(
     over = threading.Event()
     began = time.monotonic()
     planned = outcome.planned
-    detector, acks = StallDetector(STREAMS), AckCounter(outcome.directory / "ledger.tsv")
     injector = FaultInjector(servers, driver, generator, outcome.settings.seed, over, began)
 
     def lane(faults: list[Fault]) -> None:
@@ -151,9 +128,8 @@ def _inject(
                 return
             try:
                 injected = injector.inject(fault)
-            except (
-                Exception
-            ) as error:  # a lane that ended silently would look like a run without faults
+            except Exception as error:
+                # A lane that ended silently would look like a run without faults.
                 outcome.harness_errors.append(f"{fault}: {error!r}")
                 continue
             outcome.injected.append(injected)
@@ -177,16 +153,12 @@ def _inject(
             if (now := time.monotonic()) < sample:
                 continue
             sample = now + _SAMPLE_INTERVAL
-            events, ready = driver.events(), driver.alive() and not servers.down
-            acked = acks.update()
-            detector.update(now, events.batches, acked, ready=ready, stopped=events.lost)
             if (memory := driver.memory()) is not None:
                 outcome.memory.append((driver.serial, now - began, memory))
     finally:
         over.set()
         for thread in lanes:
             thread.join(180)
-        outcome.stalls += detector.stalls
         outcome.rollback = injector.rollback
 
 
@@ -216,7 +188,7 @@ def _compare(outcome: Outcome, servers: Servers, driver: DriverSupervisor) -> No
     outcome.evidence = evidence
     outcome.findings = compare_all(evidence)
     if outcome.settings.spark and evidence.rollback is None and "copy" not in evidence.stopped:
-        copied = collect.copied_messages(servers.url)
+        copied = stored_entries(servers.url, COPY, COPY_PREFIX)
         outcome.findings.merge(compare_copy(evidence.messages["stream"], copied))
         outcome.rows["copy"] = len(copied)
     if evidence.rollback is None:

@@ -13,7 +13,7 @@ import time
 import urllib.request
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import nats.errors
 
@@ -198,14 +198,7 @@ class Servers(Cluster):
         return ""
 
 
-class LeakSource(Protocol):
-    """Reports consumers and connections."""
-
-    def consumers(self) -> list[str]: ...
-    def connections(self) -> list[str]: ...
-
-
-def find_leaks(servers: LeakSource, timeout: float = LEAK_TIMEOUT) -> list[str]:
+def find_leaks(servers: Servers, timeout: float = LEAK_TIMEOUT) -> list[str]:
     """Consumers and connections of the queries that are still on the servers after ``timeout``."""
     end = time.monotonic() + timeout
     while True:

@@ -2,7 +2,7 @@
 
 Run as ``python -m tests.soak.sites <file>`` with a JSON file::
 
-    {"servers": ["nats://…"], "ledger": "…", "seed": 7, "replicas": 3}
+    {"servers": ["nats://…"], "directory": "…", "seed": 7, "replicas": 3}
 
 Each bucket has a new name, and each entry a new key, so nothing is superseded. The ledger has a
 line for each entry that was sent. As :mod:`tests.soak.generator`, it uses nats-py, and ends on
@@ -24,10 +24,10 @@ import nats.errors
 import pyarrow.parquet as pq
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from tests.soak.client import connected_under_faults
-from tests.soak.collect import messages_of
+from tests.soak.collect import complete_attempts
 from tests.support.event_loop import run
-from tests.support.nats.buckets import api, bucket_config
+from tests.support.nats.buckets import api, bucket_config, connected_under_faults
+from tests.support.nats.stored import stored_entries
 from tests.support.oracle.findings import Findings
 
 PATTERN = "site-[0-9]+"
@@ -143,8 +143,8 @@ def read_rows(directory: Path) -> Rows:
     """The rows of the last complete attempt of each micro-batch."""
     rows: Rows = {}
     for batch in sorted(directory.glob("[0-9]*")):
-        complete = sorted(marker.parent for marker in batch.glob("*/_SUCCESS"))
-        for part in sorted(complete[-1].glob("part-*")) if complete else []:
+        parts = [part for one in complete_attempts(batch)[-1:] for part in one.glob("part-*")]
+        for part in sorted(parts):
             table = pq.ParquetFile(part).read(columns=["bucket", "revision", "key"])
             for row in table.to_pylist():
                 rows.setdefault(row["bucket"], []).append((row["revision"], row["key"]))
@@ -168,14 +168,15 @@ def present_buckets(url: str) -> Rows:
     found: Rows = {}
     for stream in streams:
         name = stream.removeprefix("KV_")
-        entries = patient(messages_of)(url, stream, f"$KV.{name}.")
+        entries = patient(stored_entries)(url, stream, f"$KV.{name}.")
         found[name] = [(entry.seq, entry.key) for entry in entries]
     return found
 
 
 async def main(request: dict[str, Any]) -> None:
     async with connected_under_faults(request["servers"]) as client:
-        writer = SiteWriter(client, Path(request["ledger"]), request["seed"], request["replicas"])
+        ledger = Path(request["directory"], "sites.jsonl")
+        writer = SiteWriter(client, ledger, request["seed"], request["replicas"])
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, writer.stop)
         await writer.run()
 

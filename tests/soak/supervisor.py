@@ -1,33 +1,113 @@
-"""Starts, kills, stops and restarts the driver of the queries.
+"""Processes of a soak, and the supervisor of the driver of the queries.
 
-Each driver is a new process (with Spark, also a JVM and workers) on the checkpoints of the previous
-one. The last driver reads all messages and ends.
+Each process runs in a POSIX session of its own, which its child processes share. Spark's Python
+workers leave the process group of their parent, but not its session: killing all processes of a
+driver's session includes the JVM and all workers, as the loss of a machine does.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
+import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from tests.soak import collect, processes
+import psutil
+
+from tests.soak import collect
 from tests.soak.collect import Events
-from tests.soak.processes import Memory
+from tests.support.paths import ROOT
 
 _START_TIMEOUT = 300.0  # seconds for Spark, on a busy machine
 _STOP_TIMEOUT = 180.0  # seconds for a graceful stop, on a busy machine
 _FINISH_TIMEOUT = 900.0
 
 
+def start(module: str, directory: Path, name: str, **request: Any) -> subprocess.Popen[bytes]:
+    """Start ``python -m <module> <file>`` in a new session; the JSON file has the request and
+    the directory.
+
+    Its output is in ``<name>.log``. Its standard input is a pipe: closing it requests a graceful
+    stop.
+    """
+    file = directory / f"{name}.json"
+    file.write_text(json.dumps({"directory": str(directory), **request}))
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    with (directory / f"{name}.log").open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", module, str(file)],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        )
+
+
+def _members(session: int) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError, psutil.NoSuchProcess):
+            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """Send SIGKILL to all processes of the session of ``process``, and wait for their end."""
+    end = time.monotonic() + 30
+    while remaining := _members(process.pid):
+        for one in remaining:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        if time.monotonic() > end:
+            raise RuntimeError(f"could not kill processes {remaining} within 30 s")
+        time.sleep(0.02)
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+    process.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The resident memory of a driver's processes, in MiB.
+
+    Attributes:
+        driver: the Python driver.
+        jvm: the JVM.
+        worker: the largest Python worker, including planners; without Spark, the largest query.
+    """
+
+    driver: float = 0.0
+    jvm: float = 0.0
+    worker: float = 0.0
+
+
+def _memory(driver: subprocess.Popen[bytes]) -> Memory:
+    largest = dict.fromkeys(("driver", "jvm", "worker"), 0.0)
+    for process in _members(driver.pid):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            java = process.name() == "java"
+            role = "driver" if process.pid == driver.pid else "jvm" if java else "worker"
+            largest[role] = max(largest[role], process.memory_info().rss / 2**20)
+    return Memory(**largest)
+
+
 class DriverSupervisor:
     """Runs one driver process after the other on the same checkpoints.
 
+    The last driver reads all messages and ends.
+
     Args:
         servers: URLs for the queries.
-        module: the module to run, ``soak.driver`` or ``tests.soak.driver_without_spark``.
+        module: the module to run, ``tests.soak.driver`` or ``tests.soak.driver_without_spark``.
 
     Attributes:
         serial: number of the last started driver.
@@ -53,28 +133,22 @@ class DriverSupervisor:
         """Start the next driver; with ``finish`` it reads all messages and ends."""
         with self._lock:
             self.serial += 1
-            lost = self.events().lost
-            request = self._directory / "driver.json"
-            request.write_text(
-                json.dumps(
-                    {
-                        "servers": self._servers,
-                        "directory": str(self._directory),
-                        "finish": finish,
-                        "skip": sorted(lost),
-                        "serial": self.serial,
-                    }
-                )
+            self._process = start(
+                self._module,
+                self._directory,
+                f"driver-{self.serial:03}",
+                servers=self._servers,
+                finish=finish,
+                skip=sorted(self.events().lost),
+                serial=self.serial,
             )
-            log = self._directory / f"driver-{self.serial:03}.log"
-            self._process = processes.start(self._module, request, log)
 
     def kill(self) -> None:
         """Send SIGKILL to the driver and all its child processes."""
         with self._lock:
             if self._process is not None:
                 self._ended_unexpectedly()
-                processes.kill(self._process)
+                kill(self._process)
                 self._process = None
 
     def stop(self) -> None:
@@ -86,7 +160,7 @@ class DriverSupervisor:
             assert process.stdin is not None
             with contextlib.suppress(OSError):
                 process.stdin.close()
-            self._wait(process, _STOP_TIMEOUT)
+            self._wait(process, _STOP_TIMEOUT, self.harness_errors)
 
     def finish(self) -> None:
         """Run a last driver that reads all messages; the previous one must have ended."""
@@ -96,18 +170,14 @@ class DriverSupervisor:
             assert process is not None
             self._wait(process, _FINISH_TIMEOUT, self.unfinished)
 
-    def _wait(
-        self, process: subprocess.Popen[bytes], seconds: float, timeouts: list[str] | None = None
-    ) -> None:
-        """Wait for the end of the process; a timeout is added to ``timeouts`` or harness errors."""
+    def _wait(self, process: subprocess.Popen[bytes], seconds: float, timeouts: list[str]) -> None:
         try:
             if (status := process.wait(seconds)) != 0:
                 self.harness_errors.append(f"driver {self.serial} ended with status {status}")
         except subprocess.TimeoutExpired:
-            text = f"driver {self.serial} did not end within {seconds:g} s"
-            (self.harness_errors if timeouts is None else timeouts).append(text)
+            timeouts.append(f"driver {self.serial} did not end within {seconds:g} s")
         finally:
-            processes.kill(process)  # the JVM ends shortly after Python
+            kill(process)  # the JVM ends shortly after Python
 
     def restart_if_ended(self) -> None:
         """Restart the driver if it ended unexpectedly, which is a harness error."""
@@ -115,7 +185,7 @@ class DriverSupervisor:
             if not self._ended_unexpectedly():
                 return
             assert self._process is not None
-            processes.kill(self._process)
+            kill(self._process)
         self.start()
 
     def _ended_unexpectedly(self) -> bool:
@@ -126,13 +196,8 @@ class DriverSupervisor:
 
     def is_reading(self) -> bool:
         """Whether each query has finished a micro-batch since the driver was started."""
-        return collect.is_reading(self._directory / "events.jsonl", self.serial)
-
-    def alive(self) -> bool:
-        """Whether the driver runs and has its session."""
-        process = self._process
-        running = process is not None and process.poll() is None
-        return running and self.events().serial == self.serial
+        events = self.events()
+        return events.serial == self.serial and events.reading >= collect.STREAMS.keys()
 
     def events(self) -> Events:
         """The events of all drivers so far."""
@@ -149,4 +214,4 @@ class DriverSupervisor:
 
     def memory(self) -> Memory | None:
         process = self._process
-        return None if process is None else processes.memory(process)
+        return None if process is None else _memory(process)

@@ -47,16 +47,7 @@ class Writing(WriterThread):
             time.sleep(0.01)
 
     async def _write(self) -> None:
-        async def ignore(error: Exception) -> None:
-            pass  # servers come and go here
-
-        async with buckets.connected(
-            self._urls,
-            error_cb=ignore,
-            max_reconnect_attempts=-1,
-            reconnect_time_wait=0.1,
-            ping_interval=2,
-        ) as client:
+        async with buckets.connected_under_faults(self._urls) as client:
             await self._write_with(client.jetstream())
 
     async def _write_with(self, jetstream: JetStreamContext) -> None:

@@ -18,11 +18,9 @@ import contextlib
 import itertools
 import logging
 import random
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,25 +53,6 @@ def crash(server: NatsServer) -> None:
     """Kill a server and start it again."""
     server.kill()
     server.start()
-
-
-def keep_store(server: NatsServer, directory: Path) -> Callable[[], None]:
-    """Copy a server's store to ``directory``; return a function that restores the copy.
-
-    The restored store lacks later acknowledged writes, as after a power loss or from a backup.
-    """
-    store, kept = server.store / "jetstream", directory / "kept"
-    server.terminate()
-    shutil.copytree(store, kept)
-    server.start()
-
-    def restore() -> None:
-        server.kill()
-        shutil.rmtree(store)
-        shutil.copytree(kept, store)
-        server.start()
-
-    return restore
 
 
 AGAIN: dict[str, Callable[[NatsServer], None]] = {"restarted": NatsServer.restart, "killed": crash}

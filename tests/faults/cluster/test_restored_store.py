@@ -6,16 +6,14 @@ two have them: they repair the server, and until then its responses do not count
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError
 from tests.faults.cluster.replica_state import create_replicated
+from tests.support.nats.store_files import keep_store
 from tests.support.nats.watched_cluster import WatchedCluster
 from tests.support.proxy.fault_proxy import Outcome, Proxy
 from tests.support.proxy.verdicts import Published
@@ -28,31 +26,6 @@ OLD, MORE = 200, 100
 ACCEPT = {"failOnDataLoss": "false"}
 
 
-def keep(servers: list[NatsServer], directory: Path) -> Callable[[], None]:
-    """Copy the stores of ``servers``, all at rest; call what this gives to put the copies back.
-
-    The servers run again after either.
-    """
-    copies = {server: directory / str(server.port) for server in servers}
-    for server in servers:
-        server.terminate()
-    for server, copy in copies.items():
-        shutil.copytree(server.store / "jetstream", copy)
-    for server in servers:
-        server.start()
-
-    def put_back() -> None:
-        for server in servers:
-            server.kill()
-        for server, copy in copies.items():
-            shutil.rmtree(server.store / "jetstream")
-            shutil.copytree(copy, server.store / "jetstream")
-        for server in servers:
-            server.start()
-
-    return put_back
-
-
 @pytest.mark.parametrize("after", [0, 2 * MORE], ids=["", "more"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_restored_store_on_all_replicas(
@@ -60,7 +33,8 @@ def test_restored_store_on_all_replicas(
 ) -> None:
     """With ``after`` more writes before the checkpoint is used again."""
     recorded = create_replicated(own_cluster, kind, OLD)
-    put_back = keep(list(own_cluster.servers.values()), tmp_path)
+    one, *others = own_cluster.servers.values()
+    put_back = keep_store(one, tmp_path, *others)
     own_cluster.wait_ready(recorded.stream)
     recorded.write(MORE)
     with recorded.query(connectTimeout="60") as first:
@@ -98,7 +72,7 @@ def test_restored_store_on_one_replica(
     """The query is connected to it before it has a route to the others."""
     recorded = create_replicated(own_cluster, kind, OLD)
     one, *others = own_cluster.servers.values()
-    put_back = keep([one], tmp_path)
+    put_back = keep_store(one, tmp_path)
     own_cluster.wait_ready(recorded.stream)
     recorded.write(MORE)
     while (own_cluster.leader_of(recorded.stream) is one) != (role == "leader"):

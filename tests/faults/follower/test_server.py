@@ -20,7 +20,7 @@ from tests.support.follower import (
 )
 from tests.support.nats import buckets
 from tests.support.nats.backup import back_up, restore_changes_created
-from tests.support.recorded_stream import keep_store
+from tests.support.nats.store_files import keep_store
 
 pytestmark = pytest.mark.faults
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
-from tests.soak.collect import Events
+from tests.soak.collect import STALLED, Events, read_events
 from tests.soak.fault_injector import InjectedFault
 from tests.soak.outcome import Outcome, Settings, memory_growth, summary
-from tests.soak.processes import Memory
 from tests.soak.schedule import POWER_LOSS, Fault
 from tests.soak.servers import Servers, find_leaks
-from tests.soak.stall_detector import StallDetector
+from tests.soak.supervisor import Memory
 from tests.support.event_loop import run
 from tests.support.nats.buckets import api, connected
 from tests.support.oracle.evidence import Rollback
@@ -65,7 +65,7 @@ def test_power_loss_that_was_not_injected_is_found() -> None:
 
 def life(worker: list[float], driver: list[float]) -> list[tuple[int, float, Memory]]:
     pairs = zip(worker, driver, strict=True)
-    return [(1, 5.0 * i, Memory(mine, 900, one, 3)) for i, (one, mine) in enumerate(pairs)]
+    return [(1, 5.0 * i, Memory(mine, 900, one)) for i, (one, mine) in enumerate(pairs)]
 
 
 def test_growing_process_is_found() -> None:
@@ -82,15 +82,18 @@ def test_growing_process_is_found() -> None:
 # Stalled queries
 
 
-def test_stalled_query_is_found_once() -> None:
-    detector = StallDetector(QUERIES, 60)
-    detector.update(0, dict.fromkeys(QUERIES, 3), dict.fromkeys(QUERIES, 10), ready=True)
-    for i in range(1, 20):
-        batches = {"full": 3, "current": 3 + i, "stream": 3 + i}
-        detector.update(5.0 * i, batches, dict.fromkeys(QUERIES, 10 + i), ready=True)
-    assert [text.split(":")[0] for text in detector.stalls] == ["full"]
+def test_stalled_query_is_found_once(tmp_path: Path) -> None:
+    lines = [{"event": "started", "at": 0.0, "serial": 1}]
+    for at in range(5, 2 * int(STALLED), 5):
+        for query in QUERIES:
+            if query != "full" or at < 20:
+                lines.append({"event": "batch", "at": at, "query": query, "rows": 1, "end": at})
+    lines.append({"event": "started", "at": 2 * STALLED, "serial": 2})
+    file = tmp_path / "events.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = outcome()
-    found.stalls = detector.stalls
+    found.events = read_events(file)
+    assert found.events.stalls == ["full: no micro-batch after 3"]
     assert found.anomalies == {"stalled": 1}
 
 

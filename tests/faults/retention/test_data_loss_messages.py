@@ -17,10 +17,11 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError
 from tests.support.nats.buckets import api
 from tests.support.nats.retention import expire, limit, purge
+from tests.support.nats.store_files import keep_store
 from tests.support.proxy.fault_proxy import Proxy
 from tests.support.proxy.verdicts import When
 from tests.support.query_driver.driver import QueryDriver
-from tests.support.recorded_stream import RecordedStream, keep_store, warnings
+from tests.support.recorded_stream import RecordedStream, warnings
 
 READ, GONE, LEFT = 200, 70, 30
 ACCEPT = {"failOnDataLoss": "false"}

@@ -10,9 +10,10 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError
 from tests.faults.conftest import NewRecordedStream
 from tests.support.nats.buckets import publish
+from tests.support.nats.store_files import keep_store
 from tests.support.proxy.fault_proxy import Proxy
 from tests.support.query_driver.batch import BATCHES, batch_options, read_sorted, recorded_kind
-from tests.support.recorded_stream import AGAIN, RecordedStream, keep_store
+from tests.support.recorded_stream import AGAIN, RecordedStream
 
 COUNT = 1500
 

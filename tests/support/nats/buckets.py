@@ -11,8 +11,9 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
 import nats.errors
@@ -187,6 +188,23 @@ async def connected(servers: str | list[str], **options: Any) -> AsyncIterator[C
                 await asyncio.wait_for(client.close(), _CLOSE_DEADLINE)
         finally:
             client.abort()
+
+
+def connected_under_faults(servers: Sequence[str]) -> AbstractAsyncContextManager[Client]:
+    """A client that reconnects without end and soon notices a server that does not respond."""
+
+    async def ignore(error: Exception) -> None:
+        pass  # servers come and go
+
+    return connected(
+        list(servers),
+        max_reconnect_attempts=-1,
+        reconnect_time_wait=0.1,
+        connect_timeout=2,
+        ping_interval=2,
+        max_outstanding_pings=2,
+        error_cb=ignore,
+    )
 
 
 async def flushed(client: Client) -> None:

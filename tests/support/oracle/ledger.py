@@ -14,7 +14,6 @@ The number of a PUT determines its value, so a row identifies its write and show
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -132,36 +131,6 @@ def read_ledger(path: Path) -> list[Write]:
             write = writes[int(number)]
             writes[int(number)] = replace(write, seq=int(seq), acked_at=float(at))
     return list(writes.values())
-
-
-class AckCounter:
-    """Counts the acknowledged writes of each source in a ledger that is still being written.
-
-    Attributes:
-        counts: by source, as of the last :meth:`update`.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-        self._in_flight: dict[str, str] = {}  # number -> source
-        self.counts: Counter[str] = Counter()
-
-    def update(self) -> Counter[str]:
-        """Read the lines that were appended since the last call, and return the counts."""
-        if not self._path.exists():
-            return self.counts
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            lines, end, _ = file.read().rpartition(b"\n")  # the last line may be incomplete
-        self._offset += len(lines + end)
-        for line in lines.decode().split("\n") if end else ():
-            kind, number, *rest = line.split("\t")
-            if kind == "sent":
-                self._in_flight[number] = rest[0]
-            elif (source := self._in_flight.pop(number, None)) and kind == "ack":
-                self.counts[source] += 1
-        return self.counts
 
 
 def _now() -> str:

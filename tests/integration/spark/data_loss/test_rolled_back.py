@@ -18,8 +18,9 @@ from nats_stream_source.errors import DataLossError
 from nats_stream_source.spark.tasks import NatsInputPartition
 from tests.support.nats.backup import back_up
 from tests.support.nats.buckets import create_bucket, put, put_many
+from tests.support.nats.store_files import keep_store
 from tests.support.query_driver.driver import QueryDriver, new_query
-from tests.support.recorded_stream import KINDS, KINDS_IN_TURN, RecordedStream, keep_store, warnings
+from tests.support.recorded_stream import KINDS, KINDS_IN_TURN, RecordedStream, warnings
 from tests.support.wait import wait_until
 
 FIRST, SECOND = 200, 100
