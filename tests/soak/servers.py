@@ -8,9 +8,7 @@ affect deliveries only, which neither of them receives.
 from __future__ import annotations
 
 import contextlib
-import json
 import time
-import urllib.request
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ import nats.errors
 
 from nats_stream_source.embedded import NatsServer, free_port
 from tests.support.nats.buckets import api, create_bucket
-from tests.support.nats.cluster import SYSTEM_ACCOUNT, Cluster
+from tests.support.nats.cluster import ACCOUNTS, Cluster
 from tests.support.nats.streams import create_stream
 from tests.support.nats.topology import with_user
 from tests.support.oracle.expiry import MARKER_TTL
@@ -64,7 +62,7 @@ class Servers(Cluster):
         super().__init__(size)
         self._directory = directory
         self._file = directory / "server.conf"
-        self._file.write_text(SYSTEM_ACCOUNT + config)
+        self._file.write_text(ACCOUNTS + config)
         self.proxies: dict[str, Proxy] = {}
         self.down: set[str] = set()  # killed or paused, or about to be
 
@@ -85,10 +83,7 @@ class Servers(Cluster):
         self.proxies[name] = proxy
         if self._size > 1:
             args = [*args, "--client_advertise", f"127.0.0.1:{proxy.port}"]
-        server = NatsServer(port=port, args=args, store=self._directory / name, config=self._file)
-        self._stack.callback(server.stop)
-        self._stack.callback(server.kill)
-        self.servers[name] = server.start()
+        self._start(name, port=port, args=args, store=self._directory / name, config=self._file)
 
     def _create(self) -> None:
         replicas = {"num_replicas": self._size}
@@ -108,9 +103,6 @@ class Servers(Cluster):
     def proxy_urls(self) -> list[str]:
         """URLs of the proxies."""
         return [proxy.url for proxy in self.proxies.values()]
-
-    def name_of(self, server: NatsServer) -> str:
-        return next(name for name, candidate in self.servers.items() if candidate is server)
 
     def call(self, subject: str, request: dict[str, Any] | None = None) -> dict[str, Any]:
         """Send an API request to a running server; raises :data:`UNAVAILABLE` if it fails."""
@@ -141,9 +133,8 @@ class Servers(Cluster):
     def connections(self) -> list[str]:
         """All client connections that the servers and the proxies report."""
         found = [f"proxy of {name}" for name, proxy in self.proxies.items() if proxy.served]
-        for name, port in self._monitors.items():
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/connz", timeout=5) as response:
-                clients = json.load(response).get("connections") or []
+        for name, server in self.servers.items():
+            clients = self.monitored(server, "connz").get("connections") or []
             found += [f"{name} {client.get('name') or client['cid']}" for client in clients]
         return found
 
@@ -161,15 +152,13 @@ class Servers(Cluster):
             bool(report.get("leader"))
             and len(replicas) == self._size - 1
             and all(replica.get("current") and not replica.get("lag") for replica in replicas)
-            and all(self._recovered(port) for port in self._monitors.values())
+            and all(map(self._recovered, self.servers.values()))
         )
 
-    def _recovered(self, monitor: int) -> bool:
+    def _recovered(self, server: NatsServer) -> bool:
         """Whether a server reports that it has recovered all streams."""
-        url = f"http://127.0.0.1:{monitor}/healthz"
         try:
-            with urllib.request.urlopen(url, timeout=2) as response:
-                return bool(response.status == 200)
+            return bool(self.monitored(server, "healthz"))
         except OSError:  # 503, or the port is still closed
             return False
 
@@ -186,16 +175,6 @@ class Servers(Cluster):
             raise RuntimeError("no server runs")
         # In rotation, so that requests also reach other servers if one does not respond.
         return running[int(time.monotonic() * 2) % len(running)]
-
-    def _meta_leader(self) -> str:
-        for name, port in self._monitors.items():
-            if name in self.down:
-                continue
-            with contextlib.suppress(OSError, ValueError):
-                url = f"http://127.0.0.1:{port}/jsz"
-                with urllib.request.urlopen(url, timeout=5) as response:
-                    return str((json.load(response).get("meta_cluster") or {}).get("leader"))
-        return ""
 
 
 def find_leaks(servers: Servers, timeout: float = LEAK_TIMEOUT) -> list[str]:

@@ -12,10 +12,10 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import psutil
 import pytest
 
 from nats_stream_source.connection.connection import ConnectionSettings
@@ -217,11 +217,8 @@ class Peak:
 
 
 def resident() -> int:
-    """Bytes of memory that this process has in use (``VmRSS``)."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS"):
-            return int(line.split()[1]) << 10
-    raise AssertionError("no VmRSS")
+    """Bytes of memory that this process has in use."""
+    return int(psutil.Process().memory_info().rss)
 
 
 @contextlib.contextmanager

@@ -24,6 +24,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from nats_stream_source.embedded import NatsServer
 from tests.support.nats.buckets import api
 
@@ -32,9 +34,6 @@ DEADLINE = 40.0
 
 Less than a minute, after which the server removes a consumer that was left behind.
 """
-
-_LISTENS = "0A"
-"""The state of a socket that accepts connections, as ``/proc/net/tcp`` has it."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +60,9 @@ class Held:
         return cls(
             consumers=tuple(consumers(server)),
             connections=connections(server),
-            files=tuple(sorted(_files(os.getpid()))),
+            files=tuple(sorted(_files())),
             threads=tuple(sorted(thread.name for thread in threading.enumerate())),
-            children=tuple(sorted(children())),
+            children=tuple(sorted(one.pid for one in psutil.Process().children())),
         )
 
     @classmethod
@@ -127,43 +126,15 @@ def consumers(server: NatsServer) -> list[str]:
 
 def connections(server: NatsServer) -> int:
     """How many connections the server process has open, those that it is closing among them."""
-    files = _files(server.pid)
-    states = _states(server.pid)
-    return sum(states.get(name, _LISTENS) != _LISTENS for name in files)
+    found = psutil.Process(server.pid).net_connections("tcp")
+    return sum(one.status != psutil.CONN_LISTEN for one in found)
 
 
-def children(pid: int | str = "self") -> list[int]:
-    """The child processes of this process, or of another one."""
-    found: list[int] = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # a thread that has ended
-            found += map(int, path.read_text().split())
-    return found
-
-
-def descendants(pid: int | str = "self") -> list[int]:
-    """The child processes, theirs, and so on."""
-    return [one for child in children(pid) for one in (child, *descendants(child))]
-
-
-def _states(pid: int) -> dict[str, str]:
-    """The states of all TCP sockets, by the names that file descriptors have."""
-    found = {}
-    for table in ("tcp", "tcp6"):
-        with contextlib.suppress(FileNotFoundError):  # a machine without IPv6
-            for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
-                words = line.split()
-                found[f"socket:[{words[9]}]"] = words[3]
-    return found
-
-
-def _files(pid: int) -> list[str]:
+def _files() -> list[str]:
     found = []
-    for path in Path(f"/proc/{pid}/fd").iterdir():
+    for path in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # the one that lists them, for one
-            name = os.readlink(path)
-            # Sockets and pipes are told apart by numbers that come anew.
-            found.append(name)
+            found.append(os.readlink(path))
     return found
 
 

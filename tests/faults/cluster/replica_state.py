@@ -1,4 +1,4 @@
-"""Replicated recorded streams on a watched cluster, and a follower that lags.
+"""Replicated recorded streams on a cluster, and a follower that lags.
 
 :func:`read_with_retries` retries the tasks of a query as often as Spark does.
 """
@@ -9,25 +9,19 @@ import contextlib
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import nats.errors
 from nats.js.errors import NoStreamResponseError
 
-from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import (
     ConfigurationError,
     DataLossError,
     NatsSourceError,
     ProtocolError,
 )
-from tests.support.nats.cluster import Cluster
-from tests.support.nats.topology import (
-    Line,
-)
-from tests.support.nats.watched_cluster import WatchedCluster
+from tests.support.nats.cluster import Cluster, Lagging, lagging
 from tests.support.recorded_stream import QueryDriver, RecordedStream
 from tests.support.wait import wait_until
 
@@ -123,72 +117,10 @@ def _run_task(query: QueryDriver, failures: int, deadline: float) -> None:
                 raise
 
 
-@dataclass(frozen=True, slots=True)
-class Behind:
-    """A stream, one of whose replicas does not get what is written from now on.
-
-    Attributes:
-        follower: the one that lags.
-        outside: a server that reaches both, and has no replica where the cluster has such a one.
-        has: the last sequence that the follower has.
-    """
-
-    cluster: WatchedCluster
-    stream: str
-    leader: NatsServer
-    follower: NatsServer
-    outside: NatsServer
-    has: int
-    line: Line
-
-    @property
-    def lags(self) -> bool:
-        """Whether the follower still has what it had."""
-        return self.cluster.last_seq_at(self.follower, self.stream) == self.has
-
-    def catch_up(self) -> None:
-        """Let the follower have what is there."""
-        self.line.release()
-
-
-@contextlib.contextmanager
-def behind(cluster: WatchedCluster, stream: str, *, direct: bool = False) -> Iterator[Behind]:
-    """Make a follower of ``stream`` lag, as ``topology.lagging`` does it with a bucket's.
-
-    The route between it and the leader is held; through the others it is reached, and serves what
-    it has. For some seconds only: then it calls for an election, and gets what it lacks from a new
-    leader.
-
-    Args:
-        cluster: one with ``lines``. With four servers, one has no replica: any of the
-            three responds to its requests.
-        direct: wait until the follower responds to Direct Gets.
-    """
-    # Neither of the two: else there is an election for want of it, or the follower does not hear of
-    # new consumers.
-    meta = cluster.meta_leader()
-    leader = cluster.move_leader(stream, meta)
-    cluster.wait_current(stream)
-    followers = [one for one in cluster.followers_of(stream) if one is not meta]
-    follower = followers[0]
-    others = [one for one in cluster.servers.values() if one not in (leader, follower)]
-    outside = min(others, key=lambda one: one in cluster.followers_of(stream))
-    has = cluster.last_seq_at(follower, stream)
-    if direct:
-        wait_until(lambda: cluster.answers_direct_gets(follower, stream), "Direct Gets")
-    line = cluster.line(leader, follower)
-    line.hold()
-    try:
-        yield Behind(cluster, stream, leader, follower, outside, has, line)
-    finally:
-        line.release()
-        cluster.wait_current(stream)
-
-
 def while_behind(
-    cluster: WatchedCluster,
+    cluster: Cluster,
     recorded: Callable[[], RecordedStream],
-    test: Callable[[RecordedStream, Behind], bool],
+    test: Callable[[RecordedStream, Lagging], bool],
     *,
     direct: bool = False,
 ) -> None:
@@ -200,7 +132,7 @@ def while_behind(
         one = recorded()
         # Another recorded stream, too, where it lost its leader while it was written to.
         lost = contextlib.suppress(NoStreamResponseError)
-        with behind(cluster, one.stream, direct=direct) as lag, lost:
+        with lagging(cluster, one.stream, direct=direct) as lag, lost:
             if test(one, lag):
                 return
     raise AssertionError("each time there was an election before the follower was met")

@@ -12,8 +12,8 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from tests.faults.cluster.replica_state import Placements, create_replicated
+from tests.support.nats.cluster import Cluster
 from tests.support.nats.store_files import directory_of, flip
-from tests.support.nats.watched_cluster import WatchedCluster
 from tests.support.proxy.fault_proxy import Proxy
 from tests.support.query_driver.batch import BATCHES, batch_options, read_sorted, recorded_kind
 from tests.support.recorded_stream import KINDS, RecordedStream
@@ -28,7 +28,7 @@ _MOST_READS = 60
 _MOST_ATTEMPTS = 5
 
 
-def damaged(cluster: WatchedCluster, kind: str) -> tuple[RecordedStream, NatsServer]:
+def damaged(cluster: Cluster, kind: str) -> tuple[RecordedStream, NatsServer]:
     """A recorded stream, and one of its followers that has lost a part of the first block."""
     for _ in range(_MOST_ATTEMPTS):
         recorded = create_replicated(cluster, kind, COUNT, SIZE)
@@ -52,11 +52,11 @@ def damaged(cluster: WatchedCluster, kind: str) -> tuple[RecordedStream, NatsSer
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_damaged_replica_is_bypassed_at_leader(watched_cluster: WatchedCluster, kind: str) -> None:
+def test_damaged_replica_is_bypassed_at_leader(cluster: Cluster, kind: str) -> None:
     """It is given consumers, and none of them is read; its replica is not mended by that."""
-    recorded, follower = damaged(watched_cluster, kind)
-    placements = Placements(watched_cluster.name_of(follower))
-    with Proxy(watched_cluster.servers["n1"].port, placements, keep=0) as proxy:
+    recorded, follower = damaged(cluster, kind)
+    placements = Placements(cluster.name_of(follower))
+    with Proxy(cluster.servers["n1"].port, placements, keep=0) as proxy:
         for _ in range(_MOST_READS):
             with recorded.query(proxy.url, minPartitions="4") as query:
                 query.until(recorded.last)
@@ -64,24 +64,22 @@ def test_damaged_replica_is_bypassed_at_leader(watched_cluster: WatchedCluster, 
             if placements.there >= 4:
                 break
     assert placements.there >= 4
-    assert watched_cluster.state_at(follower, recorded.stream)["messages"] < COUNT
+    assert cluster.state_at(follower, recorded.stream)["messages"] < COUNT
     assert recorded.consumers() == []
 
 
 @pytest.mark.parametrize("what", BATCHES)
-def test_batches(watched_cluster: WatchedCluster, what: str) -> None:
-    recorded, _ = damaged(watched_cluster, recorded_kind(what))
+def test_batches(cluster: Cluster, what: str) -> None:
+    recorded, _ = damaged(cluster, recorded_kind(what))
     options = batch_options(recorded, what)
     for _ in range(8):
-        recorded.check(read_sorted(watched_cluster.url, options))
+        recorded.check(read_sorted(cluster.url, options))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_damaged_replica_where_consumers_cannot_be_deleted(
-    watched_cluster: WatchedCluster, kind: str
-) -> None:
+def test_damaged_replica_where_consumers_cannot_be_deleted(cluster: Cluster, kind: str) -> None:
     """Consumers on other servers expire; without a subscriber they send nothing."""
-    recorded = create_replicated(watched_cluster, kind, COUNT, SIZE)
+    recorded = create_replicated(cluster, kind, COUNT, SIZE)
     for _ in range(8):
         with recorded.query(user="restricted", password="restricted") as query:
             query.until(recorded.last)

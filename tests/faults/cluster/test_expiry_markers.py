@@ -16,8 +16,7 @@ import pytest
 
 from tests.faults.cluster.replica_state import create_replicated
 from tests.support.nats import buckets
-from tests.support.nats.cluster import paused
-from tests.support.nats.watched_cluster import WatchedCluster
+from tests.support.nats.cluster import Cluster, paused
 from tests.support.oracle.rows import Marker, Row
 from tests.support.recorded_stream import QueryDriver, RecordedStream
 from tests.support.wait import wait_until
@@ -69,7 +68,7 @@ def bucket_of(recorded: RecordedStream, keys: Sequence[str]) -> dict[str, tuple[
 
 
 def lose_writes(
-    cluster: WatchedCluster, recorded: RecordedStream, query: QueryDriver, keys: Sequence[str]
+    cluster: Cluster, recorded: RecordedStream, query: QueryDriver, keys: Sequence[str]
 ) -> list[int]:
     """Write to these keys as their entries expire, which were read; what the server took back."""
     leader = cluster.leader_of(recorded.stream)
@@ -88,15 +87,13 @@ def lose_writes(
 
 
 @pytest.mark.parametrize("kind", ["kv", "kv current"])
-def test_message_acknowledged_and_removed_by_marker(
-    watched_cluster: WatchedCluster, kind: str
-) -> None:
+def test_message_acknowledged_and_removed_by_marker(cluster: Cluster, kind: str) -> None:
     """The marker becomes a row, such a write does not: a table equals the bucket."""
     keys = [f"ttl{number}" for number in range(KEYS)]
     for _ in range(_MOST_ATTEMPTS):
-        recorded = create_replicated(watched_cluster, kind, OTHERS, **MARKERS)
+        recorded = create_replicated(cluster, kind, OTHERS, **MARKERS)
         with recorded.query() as first:
-            lost = lose_writes(watched_cluster, recorded, first, keys)
+            lost = lose_writes(cluster, recorded, first, keys)
             first.drain()
         if lost:
             break

@@ -20,8 +20,8 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from tests.faults.cluster.replica_state import create_replicated, read_with_retries
 from tests.support.background_writer import Writing
+from tests.support.nats.cluster import Cluster
 from tests.support.nats.tmpfs import small_disk
-from tests.support.nats.watched_cluster import WatchedCluster
 from tests.support.query_driver.batch import BATCHES, batch_options, read_sorted, recorded_kind
 from tests.support.recorded_stream import KINDS, RecordedStream
 from tests.support.wait import wait_until
@@ -40,7 +40,7 @@ _PATIENCE = {"requestTimeout": "2", "connectTimeout": "60"}
 class Small:
     """A cluster, one of whose servers can store little, until ``grow`` is called."""
 
-    cluster: WatchedCluster
+    cluster: Cluster
     server: NatsServer
     grow: Callable[[], None]
 
@@ -84,16 +84,14 @@ class Small:
 @contextlib.contextmanager
 def small_by_disk(directory: Path) -> Iterator[Small]:
     disk = directory / "disk"
-    with small_disk(disk, MEGABYTES) as resize, WatchedCluster(stores={"n3": disk}) as cluster:
+    with small_disk(disk, MEGABYTES) as resize, Cluster(stores={"n3": disk}) as cluster:
         yield Small(cluster, cluster.servers["n3"], lambda: resize(50 * MEGABYTES))
 
 
 @contextlib.contextmanager
 def small_by_limit(directory: Path) -> Iterator[Small]:
     limit = f"{MEGABYTES}MB"
-    with WatchedCluster(
-        extra_config={"n3": f"jetstream {{ max_file_store: {limit} }}\n"}
-    ) as cluster:
+    with Cluster(extra_config={"n3": f"jetstream {{ max_file_store: {limit} }}\n"}) as cluster:
 
         def grow() -> None:
             config = cluster.configs["n3"]

@@ -18,7 +18,7 @@ import pytest
 from nats_stream_source.embedded import NatsServer, free_port
 from tests.faults.cluster.replica_state import create_replicated
 from tests.faults.cluster.stalled_reader import COUNT, SIZE, StalledReader, read_in_small_batches
-from tests.support.nats.watched_cluster import WatchedCluster
+from tests.support.nats.cluster import Cluster
 from tests.support.proxy.fault_proxy import Proxy
 from tests.support.recorded_stream import DEADLINE, KINDS
 from tests.support.wait import wait_until
@@ -64,15 +64,15 @@ class LameDuck:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_lame_duck_while_split_is_read(
-    watched_cluster: WatchedCluster,
+    cluster: Cluster,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     kind: str,
 ) -> None:
-    recorded = create_replicated(watched_cluster, kind, COUNT, SIZE)
+    recorded = create_replicated(cluster, kind, COUNT, SIZE)
     read_in_small_batches(monkeypatch)
-    first = watched_cluster.followers_of(recorded.stream)[0]
-    second = Proxy(watched_cluster.leader_of(recorded.stream).port, listen=free_port(), keep=0)
+    first = cluster.followers_of(recorded.stream)[0]
+    second = Proxy(cluster.leader_of(recorded.stream).port, listen=free_port(), keep=0)
     with contextlib.ExitStack() as stack:
         away = stack.enter_context(contextlib.closing(LameDuck(first)))
 

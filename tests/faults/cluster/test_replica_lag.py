@@ -11,8 +11,8 @@ from functools import partial
 
 import pytest
 
-from tests.faults.cluster.replica_state import Behind, Placements, create_replicated, while_behind
-from tests.support.nats.watched_cluster import WatchedCluster
+from tests.faults.cluster.replica_state import Lagging, Placements, create_replicated, while_behind
+from tests.support.nats.cluster import Cluster
 from tests.support.proxy.fault_proxy import Outcome, Proxy
 from tests.support.proxy.verdicts import Published
 from tests.support.query_driver.batch import BATCHES, batch_options, read_sorted, recorded_kind
@@ -27,22 +27,22 @@ _FEW = 3
 _MOST_READS = 60  # none of them at one of three replicas: once in many billion runs
 
 
-def new_recorded(cluster: WatchedCluster, kind: str) -> RecordedStream:
+def new_recorded(cluster: Cluster, kind: str) -> RecordedStream:
     return create_replicated(cluster, kind, OLD)
 
 
-def write_more(recorded: RecordedStream, lag: Behind, count: int = MORE) -> None:
+def write_more(recorded: RecordedStream, lag: Lagging, count: int = MORE) -> None:
     recorded.write(count, url=lag.leader.url)
     assert lag.has < recorded.last
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_split_consumer_on_lagging_replica(watched_cluster: WatchedCluster, kind: str) -> None:
+def test_split_consumer_on_lagging_replica(cluster: Cluster, kind: str) -> None:
     """It is given up for one that the leader has, and all rows come while the follower lags."""
 
-    def test(recorded: RecordedStream, lag: Behind) -> bool:
+    def test(recorded: RecordedStream, lag: Lagging) -> bool:
         write_more(recorded, lag)
-        placements = Placements(watched_cluster.name_of(lag.follower))
+        placements = Placements(cluster.name_of(lag.follower))
         proxied = Proxy(lag.outside.port, placements, keep=0)
         with proxied as proxy, recorded.query(proxy.url, minPartitions="4") as query:
             assert query.plan()
@@ -58,14 +58,14 @@ def test_split_consumer_on_lagging_replica(watched_cluster: WatchedCluster, kind
                 query.plan_logged(logged)
             return placements.there > 0 and lag.lags
 
-    while_behind(watched_cluster, partial(new_recorded, watched_cluster, kind), test)
+    while_behind(cluster, partial(new_recorded, cluster, kind), test)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_planner_connected_to_lagging_replica(watched_cluster: WatchedCluster, kind: str) -> None:
+def test_planner_connected_to_lagging_replica(cluster: Cluster, kind: str) -> None:
     """It does not speak for the stream: the planner waits for the leader."""
 
-    def test(recorded: RecordedStream, lag: Behind) -> bool:
+    def test(recorded: RecordedStream, lag: Lagging) -> bool:
         write_more(recorded, lag)
         looks = Published("$JS.API.STREAM.INFO.")
         asked: list[bool] = []
@@ -74,7 +74,7 @@ def test_planner_connected_to_lagging_replica(watched_cluster: WatchedCluster, k
             if looks.hits(frame):
                 asked.append(lag.lags)
                 if len(asked) == 3:
-                    lag.catch_up()
+                    lag.line.release()
             return True
 
         proxied = Proxy(lag.follower.port, upward=upward, keep=0)
@@ -87,14 +87,14 @@ def test_planner_connected_to_lagging_replica(watched_cluster: WatchedCluster, k
         recorded.check(query.rows)
         return asked[:3] == [True] * 3
 
-    while_behind(watched_cluster, partial(new_recorded, watched_cluster, kind), test)
+    while_behind(cluster, partial(new_recorded, cluster, kind), test)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_small_range_avoids_lagging_replica(watched_cluster: WatchedCluster, kind: str) -> None:
+def test_small_range_avoids_lagging_replica(cluster: Cluster, kind: str) -> None:
     """The leader has it; no consumer is created, and the reader does not wait."""
 
-    def test(recorded: RecordedStream, lag: Behind) -> bool:
+    def test(recorded: RecordedStream, lag: Lagging) -> bool:
         with Proxy(lag.outside.port, keep=200) as proxy, recorded.query(proxy.url) as query:
             query.until(OLD)
             created = len(proxy.created)
@@ -106,20 +106,18 @@ def test_small_range_avoids_lagging_replica(watched_cluster: WatchedCluster, kin
         recorded.check(query.rows)
         return lag.lags
 
-    while_behind(watched_cluster, partial(new_recorded, watched_cluster, kind), test)
+    while_behind(cluster, partial(new_recorded, cluster, kind), test)
 
 
 # -- limits ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["kv", "stream"])
-def test_limit_while_replica_lags_is_not_exceeded(
-    watched_cluster: WatchedCluster, kind: str
-) -> None:
+def test_limit_while_replica_lags_is_not_exceeded(cluster: Cluster, kind: str) -> None:
     """No Direct Get counts, because any of the three replicas would respond."""
     limit = 150
 
-    def test(recorded: RecordedStream, lag: Behind) -> bool:
+    def test(recorded: RecordedStream, lag: Lagging) -> bool:
         write_more(recorded, lag)
         filters = {"filterSubjects": f"{recorded.name}.*"} if kind == "stream" else {"keys": "*"}
         options = {"maxRowsPerTrigger": str(limit), **filters}
@@ -140,24 +138,24 @@ def test_limit_while_replica_lags_is_not_exceeded(
                 return False
             assert not counted
         with recorded.query(lag.outside.url, first.offsets, **options) as rest:
-            lag.catch_up()
+            lag.line.release()
             rest.until(recorded.last)
         recorded.check(first.rows + rest.rows)
         return True
 
-    while_behind(watched_cluster, partial(new_recorded, watched_cluster, kind), test, direct=True)
+    while_behind(cluster, partial(new_recorded, cluster, kind), test, direct=True)
 
 
 # -- batches --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("what", BATCHES)
-def test_batch_read_with_lagging_replica(watched_cluster: WatchedCluster, what: str) -> None:
+def test_batch_read_with_lagging_replica(cluster: Cluster, what: str) -> None:
     """Its tasks take other consumers, too."""
 
-    def test(recorded: RecordedStream, lag: Behind) -> bool:
+    def test(recorded: RecordedStream, lag: Lagging) -> bool:
         write_more(recorded, lag)
-        placements = Placements(watched_cluster.name_of(lag.follower))
+        placements = Placements(cluster.name_of(lag.follower))
         with Proxy(lag.outside.port, placements, keep=0) as proxy:
             for _ in range(_MOST_READS):
                 recorded.check(read_sorted(proxy.url, batch_options(recorded, what)))
@@ -165,4 +163,4 @@ def test_batch_read_with_lagging_replica(watched_cluster: WatchedCluster, what: 
                     break
         return placements.there > 0 and lag.lags
 
-    while_behind(watched_cluster, partial(new_recorded, watched_cluster, recorded_kind(what)), test)
+    while_behind(cluster, partial(new_recorded, cluster, recorded_kind(what)), test)

@@ -13,8 +13,8 @@ import pytest
 
 from nats_stream_source.errors import DataLossError
 from tests.faults.cluster.replica_state import create_replicated
+from tests.support.nats.cluster import Cluster
 from tests.support.nats.store_files import keep_store
-from tests.support.nats.watched_cluster import WatchedCluster
 from tests.support.proxy.fault_proxy import Outcome, Proxy
 from tests.support.proxy.verdicts import Published
 from tests.support.recorded_stream import KINDS
@@ -29,7 +29,7 @@ ACCEPT = {"failOnDataLoss": "false"}
 @pytest.mark.parametrize("after", [0, 2 * MORE], ids=["", "more"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_restored_store_on_all_replicas(
-    own_cluster: WatchedCluster, tmp_path: Path, kind: str, after: int
+    own_cluster: Cluster, tmp_path: Path, kind: str, after: int
 ) -> None:
     """With ``after`` more writes before the checkpoint is used again."""
     recorded = create_replicated(own_cluster, kind, OLD)
@@ -63,7 +63,7 @@ def test_restored_store_on_all_replicas(
 @pytest.mark.parametrize("role", ["leader", "follower"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_restored_store_on_one_replica(
-    own_cluster: WatchedCluster,
+    own_cluster: Cluster,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     kind: str,

@@ -16,7 +16,7 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError
 from tests.faults.cluster.replica_state import create_replicated
 from tests.support.nats.buckets import api
-from tests.support.nats.watched_cluster import WatchedCluster
+from tests.support.nats.cluster import Cluster
 from tests.support.proxy.fault_proxy import Outcome, Proxy
 from tests.support.proxy.verdicts import Published
 from tests.support.recorded_stream import KINDS, RecordedStream
@@ -29,7 +29,7 @@ _MOST_ATTEMPTS = 5
 
 
 @contextlib.contextmanager
-def cut_off(cluster: WatchedCluster, server: NatsServer) -> Iterator[contextlib.ExitStack]:
+def cut_off(cluster: Cluster, server: NatsServer) -> Iterator[contextlib.ExitStack]:
     """Closed, the lines between ``server`` and the others carry again."""
     with contextlib.ExitStack() as lines:
         for other in cluster.servers.values():
@@ -52,19 +52,19 @@ def leads(url: str, stream: str) -> str | None:
 @pytest.mark.parametrize("accept", [False, True], ids=["fail", "accept"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_split_brain_restart_at_old_leader(
-    watched_cluster: WatchedCluster, kind: str, accept: bool, caplog: pytest.LogCaptureFixture
+    cluster: Cluster, kind: str, accept: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The planner repeats its request until the leader has a majority; each row is read once."""
     for _ in range(_MOST_ATTEMPTS):
-        recorded = create_replicated(watched_cluster, kind, OLD)
-        if restarted_in_time(watched_cluster, recorded, accept):
+        recorded = create_replicated(cluster, kind, OLD)
+        if restarted_in_time(cluster, recorded, accept):
             break
     else:
         raise AssertionError("each time the old leader had noticed before the query came to it")
     assert not [one for one in caplog.records if "data loss" in one.getMessage()]
 
 
-def restarted_in_time(cluster: WatchedCluster, recorded: RecordedStream, accept: bool) -> bool:
+def restarted_in_time(cluster: Cluster, recorded: RecordedStream, accept: bool) -> bool:
     """Whether the old leader responded as one to the query."""
     old = cluster.move_leader(recorded.stream, cluster.meta_leader())
     name = cluster.name_of(old)
@@ -129,16 +129,16 @@ class OlderResponses:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_deposed_leader_before_it_has_caught_up(watched_cluster: WatchedCluster, kind: str) -> None:
+def test_deposed_leader_before_it_has_caught_up(cluster: Cluster, kind: str) -> None:
     """The old leader has a majority again, and lacks its messages: it reports this at most once.
 
     The moment is too short for a test, so its response is made from the present leader's.
     """
-    recorded = create_replicated(watched_cluster, kind, OLD + MORE)
+    recorded = create_replicated(cluster, kind, OLD + MORE)
     with recorded.query() as first:
         first.until(recorded.last)
     lie = OlderResponses(recorded, 2)
-    proxied = Proxy(watched_cluster.servers["n1"].port, lie, keep=0)
+    proxied = Proxy(cluster.servers["n1"].port, lie, keep=0)
     with proxied as proxy, recorded.query(proxy.url, first.offsets) as second:
         assert not second.plan()
         assert lie.done == 1
@@ -147,12 +147,12 @@ def test_deposed_leader_before_it_has_caught_up(watched_cluster: WatchedCluster,
     recorded.check(first.rows + second.rows)
 
 
-def test_leader_reports_lower_sequence_twice(watched_cluster: WatchedCluster) -> None:
-    recorded = create_replicated(watched_cluster, "kv", OLD + MORE)
+def test_leader_reports_lower_sequence_twice(cluster: Cluster) -> None:
+    recorded = create_replicated(cluster, "kv", OLD + MORE)
     with recorded.query() as first:
         first.until(recorded.last)
     lie = OlderResponses(recorded, 2, 3)
-    proxied = Proxy(watched_cluster.servers["n1"].port, lie, keep=0)
+    proxied = Proxy(cluster.servers["n1"].port, lie, keep=0)
     lost = pytest.raises(DataLossError, match="was rolled back: last revision is 200,")
     with proxied as proxy, recorded.query(proxy.url, first.offsets) as second, lost:
         second.plan()

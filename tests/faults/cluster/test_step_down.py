@@ -17,7 +17,7 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream.api import JetStream
 from tests.faults.cluster.replica_state import create_replicated
-from tests.support.nats.watched_cluster import WatchedCluster
+from tests.support.nats.cluster import Cluster
 from tests.support.proxy.fault_proxy import Proxy
 from tests.support.proxy.verdicts import When
 from tests.support.query_driver.batch import BATCHES, batch_options, read_sorted, recorded_kind
@@ -30,19 +30,15 @@ COUNT = 1500
 _CHANGES = 4
 """After the first one."""
 
-Change = Callable[[WatchedCluster, RecordedStream], tuple[NatsServer, NatsServer]]
+Change = Callable[[Cluster, RecordedStream], tuple[NatsServer, NatsServer]]
 """Makes a leader step down: who led before, who leads now."""
 
 
-def of_the_stream(
-    cluster: WatchedCluster, recorded: RecordedStream
-) -> tuple[NatsServer, NatsServer]:
+def of_the_stream(cluster: Cluster, recorded: RecordedStream) -> tuple[NatsServer, NatsServer]:
     return cluster.leader_of(recorded.stream), cluster.step_down(recorded.stream)
 
 
-def of_the_meta_group(
-    cluster: WatchedCluster, recorded: RecordedStream
-) -> tuple[NatsServer, NatsServer]:
+def of_the_meta_group(cluster: Cluster, recorded: RecordedStream) -> tuple[NatsServer, NatsServer]:
     return cluster.meta_leader(), cluster.step_down_meta()
 
 
@@ -51,19 +47,17 @@ CHANGES: dict[str, Change] = {"stream": of_the_stream, "meta group": of_the_meta
 
 @pytest.mark.parametrize("whose", CHANGES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_leader_steps_down_while_query_runs(
-    watched_cluster: WatchedCluster, kind: str, whose: str
-) -> None:
-    recorded = create_replicated(watched_cluster, kind, COUNT, size=1000)
+def test_leader_steps_down_while_query_runs(cluster: Cluster, kind: str, whose: str) -> None:
+    recorded = create_replicated(cluster, kind, COUNT, size=1000)
     changes: list[tuple[NatsServer, NatsServer]] = []
 
     def change() -> None:
-        changes.append(CHANGES[whose](watched_cluster, recorded))
+        changes.append(CHANGES[whose](cluster, recorded))
 
     when = When(COUNT // 2, change)
-    urls = [server.url for server in watched_cluster.servers.values()]
+    urls = [server.url for server in cluster.servers.values()]
     with (
-        Proxy(watched_cluster.servers["n1"].port, when, keep=0) as proxy,
+        Proxy(cluster.servers["n1"].port, when, keep=0) as proxy,
         recorded.writing(urls) as writing,
         recorded.query(proxy.url, connectTimeout="20", minPartitions="2") as query,
     ):
@@ -93,19 +87,17 @@ def test_leader_steps_down_while_query_runs(
 
 @pytest.mark.parametrize("whose", CHANGES)
 @pytest.mark.parametrize("what", BATCHES)
-def test_leader_steps_down_while_batch_runs(
-    watched_cluster: WatchedCluster, what: str, whose: str
-) -> None:
+def test_leader_steps_down_while_batch_runs(cluster: Cluster, what: str, whose: str) -> None:
     """Another leader when it is planned, and another one in the middle of its first task."""
-    recorded = create_replicated(watched_cluster, recorded_kind(what), COUNT, size=1000)
+    recorded = create_replicated(cluster, recorded_kind(what), COUNT, size=1000)
     changes: list[tuple[NatsServer, NatsServer]] = []
 
     def change() -> None:
-        changes.append(CHANGES[whose](watched_cluster, recorded))
+        changes.append(CHANGES[whose](cluster, recorded))
 
     # The first task has a fourth of the rows where there are four.
     when = When(COUNT // 8, change)
-    with Proxy(watched_cluster.servers["n1"].port, when, keep=0) as proxy:
+    with Proxy(cluster.servers["n1"].port, when, keep=0) as proxy:
         rows = read_sorted(proxy.url, batch_options(recorded, what), change)
     assert len(changes) == 2
     assert all(before is not after for before, after in changes)
@@ -115,14 +107,14 @@ def test_leader_steps_down_while_batch_runs(
 
 @pytest.mark.parametrize("limit", [None, "10"], ids=["found nothing", "no time for the end"])
 def test_messages_unknown_to_old_leader(
-    watched_cluster: WatchedCluster, monkeypatch: pytest.MonkeyPatch, limit: str | None
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, limit: str | None
 ) -> None:
     """A former leader may respond to a request that was sent during the change (forced here).
 
     If it counted, its "no such message" would hide a row until the next write, or log an end that
     looks rolled back to the next micro-batch.
     """
-    recorded = create_replicated(watched_cluster, "kv", 20)
+    recorded = create_replicated(cluster, "kv", 20)
     options = {"maxRowsPerTrigger": limit} if limit else {"keys": "*"}
     asked: list[str] = []
     info, message = JetStream.stream_info, JetStream.message
@@ -136,7 +128,7 @@ def test_messages_unknown_to_old_leader(
         if "info" not in asked:
             if not asked:
                 asked.append("message")
-                await asyncio.to_thread(watched_cluster.step_down, recorded.stream)
+                await asyncio.to_thread(cluster.step_down, recorded.stream)
             return None
         return await message(self, *args, **named)
 

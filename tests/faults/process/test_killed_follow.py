@@ -24,6 +24,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from nats_stream_source.embedded import NatsServer
@@ -55,19 +56,12 @@ QUERIES = [
 def victims(driver: int, what: str) -> list[int]:
     """The processes of a driver that are planners, or its JVM."""
     found = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            pid = int(entry.name)
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-            kind = (
-                "jvm"
-                if words[0].endswith(b"java")
-                else "planner"
-                if any(b"streaming_source_runner" in word for word in words)
-                else ""
-            )
-            if kind == what and os.getpgid(pid) == driver:
-                found.append(pid)
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError, psutil.NoSuchProcess):
+            planner = any("streaming_source_runner" in word for word in process.cmdline())
+            is_one = process.name() == "java" if what == "jvm" else planner
+            if is_one and os.getpgid(process.pid) == driver:
+                found.append(process.pid)
     return found
 
 

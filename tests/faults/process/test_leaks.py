@@ -21,12 +21,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from nats_stream_source.embedded import NatsServer
-from tests.support.leak_check import DEADLINE, Held, connections, consumers, descendants
+from tests.support.leak_check import DEADLINE, Held, connections, consumers
 from tests.support.nats.buckets import api, create_bucket, publish
 from tests.support.nats.streams import create_stream
 from tests.support.spark.blocked_task import PER_SPLIT, SIZE, BlockedTask, session
 from tests.support.spark.streaming_query import begin, run_to_the_end
-from tests.support.spark.worker_processes import connections_to, open_files
+from tests.support.spark.worker_processes import connections_to, descendants, open_files
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.faults

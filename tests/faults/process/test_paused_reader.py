@@ -15,7 +15,7 @@ from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.spark.runner import Runner
-from tests.faults.process.in_process_planner import ROWS
+from tests.faults.process.conftest import ROWS
 from tests.support.attack_target import peak
 from tests.support.nats.buckets import create_bucket, put_many
 

@@ -13,7 +13,7 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import NatsSourceError
-from tests.faults.process.in_process_planner import ROWS, VALUE, batch_row_counts
+from tests.faults.process.conftest import ROWS, VALUE, batch_row_counts
 from tests.support.attack_target import read
 from tests.support.leak_check import Held, connections, consumers, nothing_left
 from tests.support.nats.buckets import api, create_bucket, delete_bucket, put_many

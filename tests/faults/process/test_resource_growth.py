@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections import Counter
 from collections.abc import Iterator
@@ -14,14 +13,15 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.spark.reading.split_reader import read_splits
-from tests.faults.process.in_process_planner import batch_row_counts, open_files, open_planner
+from tests.faults.process.conftest import TIMEOUTS, batch_row_counts, open_files
 from tests.support.attack_target import peak, resident
-from tests.support.leak_check import connections, consumers, descendants, nothing_left
+from tests.support.leak_check import connections, consumers, nothing_left
 from tests.support.nats.buckets import api, create_bucket, publish, put, put_many
 from tests.support.nats.streams import create_stream
 from tests.support.proxy.fault_proxy import Proxy, subject_of
+from tests.support.query_driver.driver import new_query
 from tests.support.spark.streaming_query import run_to_the_end
+from tests.support.spark.worker_processes import descendants
 from tests.support.wait import wait_until
 
 NEW: dict[str, dict[str, Any]] = {
@@ -47,27 +47,23 @@ def drip(server: NatsServer, kind: str) -> Iterator[str]:
 def test_micro_batches_by_thousand_do_not_grow(server: NatsServer, drip: str, kind: str) -> None:
     """Planned and read in turn, as the driver and a worker do in a long query."""
     rows, before, held = 0, 0, (0, 0)
-    with nothing_left(server), open_planner(server.url, **NEW[kind]) as asked:
-        runner, planner, query = asked
-        at = runner.run(planner.initial_offset())
-
-        async def write(count: int) -> None:
-            connection = await runner.connection.connection()
-            subjects = (f"{drip}{i}" for i in range(count))
-            await asyncio.gather(*(connection.request(subject, b"v") for subject in subjects))
-
+    with (
+        nothing_left(server),
+        new_query(server.url, cores=1, **TIMEOUTS, **NEW[kind]) as query,
+    ):
+        query.start()
         for number in range(1000):
             # Every tenth micro-batch is large enough for a consumer.
             count = 40 if number % 10 == 0 else 1
-            runner.run(write(count))
-            end = runner.run(planner.latest_offset(at))
-            seen = []
-            for plan in runner.run(planner.splits(at, end)):
-                for batch in read_splits((plan,), query):
-                    seen += batch.column("revision" if kind == "kv" else "sequence").to_pylist()
-            assert seen == list(range(at.stream_seq + 1, at.stream_seq + count + 1))
-            at = end
+            publish(server.url, ((f"{drip}{i}", b"v", None) for i in range(count)))
+            at = query.seq
+            assert query.plan()
+            seen = [row.seq for row in query.read().rows]
+            assert seen == list(range(at + 1, at + count + 1))
             rows += len(seen)
+            # What a driver of tests keeps, and Spark does not.
+            query.done.clear()
+            del query.offsets[:-1]
             if number == 300:
                 before = resident()
                 held = open_files(), connections(server)
@@ -92,18 +88,17 @@ def test_idle_query_does_not_grow(server: NatsServer, drip: str, kind: str) -> N
             asked[".".join(subject_of(frame).split(".")[2:4])] += 1
         return True
 
-    clock = itertools.count(0.0, 1.0).__next__  # the next poll is always due
     with (
         nothing_left(server),
         Proxy(server.port, upward=count_request, keep=0) as proxy,
-        open_planner(proxy.url, clock=clock, **NEW[kind]) as (runner, planner, _),
+        new_query(proxy.url, cores=1, **TIMEOUTS, **NEW[kind]) as query,
     ):
-        at = runner.run(planner.initial_offset())
+        at = query.start()
 
         def poll(times: int) -> None:
             for _ in range(times):
-                assert runner.run(planner.latest_offset(at)) == at
-                assert planner.report_latest_offset() == at
+                assert query.latest_offset(at) == at
+                assert query.report_latest_offset() == at
 
         poll(500)
         before = resident()

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
+
 from nats_stream_source.embedded import NatsServer, free_port
 from tests.integration.cli.command import COMMAND
 from tests.integration.delta.table_content import live
@@ -96,10 +98,5 @@ def test_interrupt_ends_demo(tmp_path: Path) -> None:
     assert process.returncode == 130, errors
     assert errors == "stopped\n"
     assert not list(tmp_path.glob("nats-stream-source-demo-*"))
-    assert not running(str(tmp_path))
-
-
-def running(part: str) -> list[str]:
-    """Return the command lines of running processes that contain ``part``."""
-    listing = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
-    return [line for line in listing.stdout.splitlines() if part in line]
+    running = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+    assert not [words for words in running if str(tmp_path) in " ".join(words)]

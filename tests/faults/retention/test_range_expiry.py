@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError
-from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.options import stream_options
 from nats_stream_source.rows.splits import Split
 from nats_stream_source.rows.stream import StreamFormat
@@ -19,7 +17,7 @@ from nats_stream_source.spark.reading.split_reader import read_splits
 from nats_stream_source.spark.runner import close_cached_runners
 from tests.support.nats import buckets
 from tests.support.nats.streams import create_stream, stream_state
-from tests.support.query_driver.one_stream import OneStreamPlanner
+from tests.support.query_driver.driver import new_query
 
 MANY = 12_000  # more than one batch of rows
 # Who names a sequence wants all from there on; else history goes as far back as it does.
@@ -38,21 +36,17 @@ def make_stream(url: str, name: str, messages: int, **config: Any) -> None:
 
 
 def planned(url: str, name: str, **options: str) -> tuple[dict[str, str], Split]:
-    """The one split of all that the stream has."""
-    given = {"servers": url, "stream": name, **options}
+    """The one split of all that the stream has, and the options of its query."""
+    with new_query(url, stream=name, cores=1, **options) as query:
+        assert query.plan()
+        (plan,) = query.splits
+    return {"servers": url, "stream": name, **options}, plan
 
-    async def work() -> Split:
-        parsed = stream_options(given)
-        link = ReusableConnection(parsed.connection)
-        try:
-            planner = OneStreamPlanner(StreamFormat(parsed), link, cores=1)
-            start = await planner.initial_offset()
-            (plan,) = await planner.splits(start, await planner.latest_offset(start))
-            return plan
-        finally:
-            await link.drop()
 
-    return given, asyncio.run(work())
+def sequences(given: dict[str, str], plan: Split) -> list[int]:
+    """The sequences of the rows of a split."""
+    batches = read_splits((plan,), StreamFormat(stream_options(given)))
+    return [seq for batch in batches for seq in batch["sequence"].to_pylist()]
 
 
 def test_expiry_behind_reader_is_not_loss(shared_server: NatsServer) -> None:
@@ -79,14 +73,9 @@ def test_expiry_before_read_is_loss(shared_server: NatsServer, span: int, gone: 
     buckets.api(url, f"STREAM.PURGE.{name}", {"seq": gone + 1})
     told = f"sequences 1 to {gone} aged out"
     with pytest.raises(DataLossError, match=told):
-        list(read_splits((plan,), StreamFormat(stream_options(given))))
+        sequences(given, plan)
     given["failOnDataLoss"] = "false"
-    rest = [
-        seq
-        for batch in read_splits((plan,), StreamFormat(stream_options(given)))
-        for seq in batch["sequence"].to_pylist()
-    ]
-    assert rest == list(range(gone + 1, span + 1))
+    assert sequences(given, plan) == list(range(gone + 1, span + 1))
 
 
 def test_expiry_beyond_range_is_not_counted(shared_server: NatsServer) -> None:
@@ -99,7 +88,7 @@ def test_expiry_beyond_range_is_not_counted(shared_server: NatsServer) -> None:
         DataLossError,
         match=r"first sequence is 31, expected 1 or lower \(sequences 1 to 20 aged out",
     ):
-        list(read_splits((plan,), StreamFormat(stream_options(given))))
+        sequences(given, plan)
 
 
 @pytest.mark.parametrize("span", [20, MANY], ids=["small", "large"])
@@ -110,12 +99,7 @@ def test_history_reaches_back_as_far_as_it_does(shared_server: NatsServer, span:
     given, plan = planned(url, name)
     assert plan.expiry_allowed_through == span
     buckets.api(url, f"STREAM.PURGE.{name}", {"seq": 11})
-    rows = [
-        seq
-        for batch in read_splits((plan,), StreamFormat(stream_options(given)))
-        for seq in batch["sequence"].to_pylist()
-    ]
-    assert rows == list(range(11, span + 1))
+    assert sequences(given, plan) == list(range(11, span + 1))
 
 
 def test_messages_after_hole_are_not_counted(shared_server: NatsServer) -> None:

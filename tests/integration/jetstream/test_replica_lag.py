@@ -109,7 +109,7 @@ async def placed_on_the_follower(
 ) -> asyncio.Future[list[int]]:
     """Read until the consumer of one is placed where the stream lags; that read, under way."""
     # Old servers say nothing at all of a consumer that was just deleted: no reason to wait long.
-    async with connected(lag.third.url, request_timeout=0.3) as looking:
+    async with connected(lag.outside.url, request_timeout=0.3) as looking:
         jetstream = JetStream(await looking.connection())
         for _ in range(_MOST_PLACEMENTS):
             reading = asyncio.ensure_future(read(link))
@@ -160,13 +160,13 @@ async def on_a_follower(
     """Read a bucket whose follower lags, from that follower; ``then`` sees the read under way."""
 
     async def work(lag: Lagging) -> None:
-        async with connected(lag.third.url) as link:
+        async with connected(lag.outside.url) as link:
             reading = await placed_on_the_follower(cluster, lag, link, read(lag))
             await then(lag, reading)
 
     for _ in range(_MOST_ELECTIONS):
         bucket = new_bucket(cluster)
-        with lagging(cluster, bucket) as lag:
+        with lagging(cluster, f"KV_{bucket}") as lag:
             assert lag.has == OLD
             try:
                 put_entries(lag.leader.url, bucket, range(OLD, ALL))
@@ -184,12 +184,12 @@ async def on_a_follower(
 
 
 READS = {
-    "range": lambda lag: ordered(lag.third.url, f"KV_{lag.bucket}"),
+    "range": lambda lag: ordered(lag.outside.url, f"KV_{lag.bucket}"),
     "filter": lambda lag: ordered(
-        lag.third.url, f"KV_{lag.bucket}", filters=(f"$KV.{lag.bucket}.*",)
+        lag.outside.url, f"KV_{lag.bucket}", filters=(f"$KV.{lag.bucket}.*",)
     ),
     "last per subject": lambda lag: ordered(
-        lag.third.url,
+        lag.outside.url,
         f"KV_{lag.bucket}",
         filters=(f"$KV.{lag.bucket}.>",),
         last_per_subject=True,
@@ -220,7 +220,7 @@ async def test_follower_behind_fails_read(cluster: Cluster) -> None:
 
     await on_a_follower(
         cluster,
-        lambda lag: ordered(lag.third.url, f"KV_{lag.bucket}", catch_up_timeout=0.3),
+        lambda lag: ordered(lag.outside.url, f"KV_{lag.bucket}", catch_up_timeout=0.3),
         fails,
     )
 
@@ -229,7 +229,7 @@ async def test_last_revision_without_value_is_of_leader(cluster: Cluster) -> Non
     """The consumer that reports it counts only where it was placed on the leader."""
 
     async def work(lag: Lagging) -> bool:
-        async with connected(lag.third.url) as link:
+        async with connected(lag.outside.url) as link:
             jetstream = JetStream(await link.connection())
             info = await jetstream.stream_info(f"KV_{lag.bucket}")
             bucket = Bucket.from_stream_config(lag.bucket, info.config)
@@ -248,7 +248,7 @@ async def test_last_revision_without_value_is_of_leader(cluster: Cluster) -> Non
 
     for _ in range(_MOST_ELECTIONS):
         bucket = new_bucket(cluster)
-        with lagging(cluster, bucket) as lag:
+        with lagging(cluster, f"KV_{bucket}") as lag:
             put_entries(lag.leader.url, bucket, range(OLD, ALL))
             if await work(lag):
                 return

@@ -1,9 +1,7 @@
 """Clusters: servers with routes, for replicated streams, their leader and their followers.
 
-- :class:`Cluster`: all of its servers, and the leader of each stream.
-- :func:`accepts_writes`: whether a server has the stream of a subject.
-- :func:`paused`: servers that pause for a while.
-- :func:`lagging`: a follower that still responds, with less than the leader has.
+``STREAM.INFO`` reports the state of the stream leader. :meth:`Cluster.state_at` reads the
+monitoring endpoint of a server instead, so a test can compare a follower with the leader.
 
 Every wait has a deadline. Every server has a store of its own and is ended, also a paused one, when
 the cluster's context is left.
@@ -13,8 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import tempfile
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,11 +22,7 @@ from nats.aio.client import Client
 
 from nats_stream_source.embedded import NatsServer, free_port
 from tests.support.nats.buckets import api, with_client
-from tests.support.nats.streams import stream_state
-from tests.support.nats.topology import (
-    NO_ANSWER,
-    Line,
-)
+from tests.support.nats.topology import NO_ANSWER, Line, with_user
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -54,15 +49,23 @@ def accepts_writes(url: str, subject: str) -> bool:
         return False
 
 
-SYSTEM_ACCOUNT = """
+ACCOUNTS = """
 accounts {
     SYS { users [ {user: sys, password: sys} ] }
-    APP { jetstream: enabled, users [ {user: app, password: app} ] }
+    APP { jetstream: enabled, users [
+        {user: app, password: app}
+        {user: restricted, password: restricted, permissions: {
+            publish: {deny: "$JS.API.CONSUMER.DELETE.>"}
+        }}
+    ] }
 }
 system_account: SYS
 no_auth_user: app
 """
-"""Only the system account may tell the meta leader to step down; all others need no password."""
+"""Only the system account may tell the meta leader to step down; clients need no password.
+
+The user ``restricted`` must not delete consumers.
+"""
 
 
 class Cluster:
@@ -75,6 +78,10 @@ class Cluster:
         binary: the executable, as for :class:`NatsServer`.
         lines: lead each route over a :class:`Line`, see :meth:`line`.
         stores: where servers have their stores, by name; in directories of their own otherwise.
+        extra_config: lines to append to the configuration of a server, by name.
+
+    Attributes:
+        configs: the configuration file of each server, by name.
     """
 
     def __init__(
@@ -84,11 +91,14 @@ class Cluster:
         *,
         lines: bool = False,
         stores: Mapping[str, Path] | None = None,
+        extra_config: Mapping[str, str] | None = None,
     ) -> None:
         self._stack = contextlib.ExitStack()
         self._size = size
         self._binary = binary
         self._stores = dict(stores or {})
+        self._extra_config = dict(extra_config or {})
+        self.configs: dict[str, Path] = {}
         self._monitors: dict[str, int] = {}
         self._lines: dict[frozenset[str], Line] | None = {} if lines else None
         self.servers: dict[str, NatsServer] = {}
@@ -135,12 +145,19 @@ class Cluster:
     def line(self, one: NatsServer, other: NatsServer) -> Line:
         """What joins two servers. While it is held neither sees what the other does."""
         assert self._lines is not None
-        names = {name for name, server in self.servers.items() if server in (one, other)}
-        return self._lines[frozenset(names)]
+        return self._lines[frozenset((self.name_of(one), self.name_of(other)))]
+
+    def name_of(self, server: NatsServer) -> str:
+        return next(name for name, member in self.servers.items() if member is server)
 
     def _serve(self, name: str, port: int, args: list[str]) -> None:
-        store = self._stores.get(name)
-        server = NatsServer(store=store, port=port, args=args, binary=self._binary)
+        directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+        config = self.configs[name] = directory / "server.conf"
+        config.write_text(ACCOUNTS + self._extra_config.get(name, ""))
+        self._start(name, port=port, args=args, store=self._stores.get(name), config=config)
+
+    def _start(self, name: str, **settings: Any) -> None:
+        server = NatsServer(binary=self._binary, **settings)
         self._stack.callback(server.stop)
         # In good order a server first hands its leaderships over: nobody needs that here.
         self._stack.callback(server.kill)
@@ -170,23 +187,41 @@ class Cluster:
 
     def meta_leader(self) -> NatsServer:
         """The server that decides where streams and consumers are placed."""
-        found: list[str] = []
-
-        def there() -> bool:
-            found[:] = [self._meta_leader()]
-            return found[0] in self.servers
-
-        wait_until(there, "a meta leader")
-        return self.servers[found[0]]
+        return self._once_led(lambda: self._meta_leader(), "a meta leader")
 
     def _meta_leader(self) -> str:
-        # As the first server that runs has it: its clients are not told.
-        port = self._monitors[next(n for n, s in self.servers.items() if _runs(s))]
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/jsz", timeout=5) as answer:
-                return str((json.load(answer).get("meta_cluster") or {}).get("leader"))
-        except OSError:
-            return ""
+        """The name of the meta leader, as the first server that runs reports it."""
+        for server in filter(_runs, self.servers.values()):
+            with contextlib.suppress(OSError, ValueError):
+                report = self.monitored(server, "jsz").get("meta_cluster") or {}
+                return str(report.get("leader"))
+        return ""
+
+    def monitored(self, server: NatsServer, path: str) -> dict[str, Any]:
+        """The response of a server's monitoring endpoint."""
+        port = self._monitors[self.name_of(server)]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=5) as response:
+            return dict(json.load(response))
+
+    def state_at(self, server: NatsServer, stream: str) -> dict[str, Any]:
+        """Return the state of the replica of ``server``; empty when it has no replica."""
+        accounts = self.monitored(server, "jsz?accounts=true&streams=true")["account_details"]
+        details = (detail for account in accounts for detail in account.get("stream_detail") or [])
+        return next((dict(detail["state"]) for detail in details if detail["name"] == stream), {})
+
+    def last_seq_at(self, server: NatsServer, stream: str) -> int:
+        """Return the last sequence of ``stream`` in the replica of ``server``."""
+        return int(self.state_at(server, stream)["last_seq"])
+
+    def answers_direct_gets(self, server: NatsServer, stream: str) -> bool:
+        """Return whether the replica of ``server`` responds to Direct Gets.
+
+        A follower subscribes to the Direct Get subject some seconds after the leader.
+        """
+        subject = f"$JS.API.DIRECT.GET.{stream}"
+        report = self.monitored(server, f"subsz?subs=1&acc=APP&test={subject}")
+        subscriptions = report.get("subscriptions_list") or []
+        return any(subscription["subject"] == subject for subscription in subscriptions)
 
     def followers_of(self, stream: str) -> list[NatsServer]:
         """The servers with the other replicas of ``stream``."""
@@ -197,20 +232,43 @@ class Cluster:
     def step_down(self, stream: str) -> NatsServer:
         """Make the leader of ``stream`` give way; the new leader."""
         before = self._leader(stream)
-        after: list[str] = []
 
-        def moved() -> bool:
-            leader = self._report(stream).get("leader")
-            if leader == before:
-                # An answer may get lost, and the old leader may be elected again.
-                with contextlib.suppress(*NO_ANSWER):
-                    api(self._asked().url, f"STREAM.LEADER.STEPDOWN.{stream}", timeout=2)
-                return False
-            after[:] = [leader] if leader else []
-            return bool(after)
+        def leader() -> str:
+            if (found := str(self._report(stream).get("leader", ""))) != before:
+                return found
+            # An answer may get lost, and the old leader may be elected again.
+            with contextlib.suppress(*NO_ANSWER):
+                api(self._asked().url, f"STREAM.LEADER.STEPDOWN.{stream}", timeout=2)
+            return ""
 
-        wait_until(moved, f"another leader of {stream}")
-        return self.servers[after[0]]
+        return self._once_led(leader, f"another leader of {stream}")
+
+    def step_down_meta(self) -> NatsServer:
+        """Make the meta leader step down; the new meta leader."""
+        before = self.name_of(self.meta_leader())
+
+        def leader() -> str:
+            if (found := self._meta_leader()) != before:
+                return found
+            # The response may be lost, and the server that is asked may report the new leader later
+            # than the others.
+            with contextlib.suppress(*NO_ANSWER):
+                api(with_user(self.url, "sys"), "META.LEADER.STEPDOWN", {}, timeout=2)
+            return ""
+
+        return self._once_led(leader, "another meta leader")
+
+    def _once_led(self, leader: Callable[[], str], what: str) -> NatsServer:
+        """Wait until ``leader`` returns the name of a server; that server."""
+        found = ""
+
+        def led() -> bool:
+            nonlocal found
+            found = leader()
+            return found in self.servers
+
+        wait_until(led, what)
+        return self.servers[found]
 
     def wait_current(self, stream: str) -> None:
         """Wait until every replica of ``stream`` has all that the leader has."""
@@ -295,47 +353,62 @@ def _runs(server: NatsServer) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Lagging:
-    """The stream ``KV_<bucket>`` of a cluster, one of whose replicas does not get what is written.
+    """A stream, one of whose replicas does not get what is written.
 
     Attributes:
-        leader, follower, third: ``follower`` is the one that lags.
-        has: the last sequence that it has.
+        follower: the one that lags.
+        outside: a server that reaches both, and has no replica where the cluster has such a one.
+        has: the last sequence that the follower has.
         line: between it and the leader; released, it catches up.
     """
 
-    bucket: str
+    cluster: Cluster
+    stream: str
     leader: NatsServer
     follower: NatsServer
-    third: NatsServer
+    outside: NatsServer
     has: int
     line: Line
 
+    @property
+    def bucket(self) -> str:
+        return self.stream.removeprefix("KV_")
+
+    @property
+    def lags(self) -> bool:
+        """Whether the follower still has what it had."""
+        return self.cluster.last_seq_at(self.follower, self.stream) == self.has
+
 
 @contextlib.contextmanager
-def lagging(cluster: Cluster, bucket: str) -> Iterator[Lagging]:
-    """Make a follower of the replicated ``bucket`` lag, from what it has now on.
+def lagging(cluster: Cluster, stream: str, *, direct: bool = False) -> Iterator[Lagging]:
+    """Make a follower of ``stream`` lag, from what it has now on.
 
-    The route between it and the leader is held. Through the third server it is still reached: it
-    serves consumers, and answers Direct Gets, with what it has. For some seconds only: then it
-    calls for an election.
+    The route between it and the leader is held. Through the others it is still reached: it serves
+    consumers, and answers Direct Gets, with what it has. For some seconds only: then it calls for
+    an election, and gets what it lacks from a new leader.
 
     Args:
-        cluster: one of three servers, with ``lines``.
-        bucket: with three replicas.
+        cluster: one with ``lines``. With four servers, one has no replica: any of the three
+            responds to its requests.
+        direct: wait until the follower responds to Direct Gets.
     """
-    stream = f"KV_{bucket}"
     cluster.wait_current(stream)
-    # The third one shall be the meta leader: it reaches both, so that there is no election for want
-    # of one, and the follower hears of new consumers.
-    third = cluster.meta_leader()
-    leader = cluster.move_leader(stream, third)
+    # Neither of the two: else there is an election for want of it, or the follower does not hear of
+    # new consumers.
+    meta = cluster.meta_leader()
+    leader = cluster.move_leader(stream, meta)
     cluster.wait_current(stream)
-    (follower,) = (one for one in cluster.servers.values() if one not in (leader, third))
+    follower = next(one for one in cluster.followers_of(stream) if one is not meta)
+    others = [one for one in cluster.servers.values() if one not in (leader, follower)]
+    outside = min(others, key=lambda one: one in cluster.followers_of(stream))
+    if direct:
+        wait_until(lambda: cluster.answers_direct_gets(follower, stream), "Direct Gets")
+    has = cluster.last_seq_at(follower, stream)
     line = cluster.line(leader, follower)
-    has = stream_state(third.url, stream)["last_seq"]
     line.hold()
     try:
-        yield Lagging(bucket, leader, follower, third, has, line)
+        yield Lagging(cluster, stream, leader, follower, outside, has, line)
     finally:
         line.release()
         cluster.wait_current(stream)

@@ -151,6 +151,10 @@ class QueryDriver:
         """Return the end of the micro-batch after ``start``; ``start`` without new messages."""
         return _through_json(self._reader.latestOffset(start, self._reader.getDefaultReadLimit()))
 
+    def report_latest_offset(self) -> OffsetJson:
+        """Return the end of the stream, as the last request for it found it."""
+        return _through_json(self._reader.reportLatestOffset())
+
     def partitions(self, start: OffsetJson, end: OffsetJson) -> list[NatsInputPartition]:
         """Return the partitions of the micro-batch, one per task, as the tasks receive them."""
         partitions: list[NatsInputPartition] = pickle.loads(

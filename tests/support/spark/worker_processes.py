@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-import os
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
-from tests.support.leak_check import descendants
+import psutil
+
+
+def descendants() -> list[psutil.Process]:
+    """The child processes of this one, theirs, and so on."""
+    return list(psutil.Process().children(recursive=True))
 
 
 def open_files() -> dict[int, int]:
     """How many file descriptors each Python process below this one has."""
     found = {}
-    for pid in _pythons():
-        with contextlib.suppress(OSError):  # it has ended
-            found[pid] = len(os.listdir(f"/proc/{pid}/fd"))
+    for process in _pythons():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found[process.pid] = process.num_fds()
     return found
 
 
 def most_memory() -> int:
     """The most bytes of memory that any Python process below this one ever had (``VmHWM``)."""
     found = [0]
-    for pid in _pythons():
+    for process in _pythons():
         with contextlib.suppress(OSError):  # it has ended
-            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+            lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
             found += [int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM")]
     return max(found)
 
@@ -33,28 +39,16 @@ def connections_to(port: int) -> dict[int, int]:
 
     Processes without one are not there; the JVM would be.
     """
-    found = {}
-    for pid in descendants():
-        with contextlib.suppress(OSError):  # it has ended
-            leading = _leading_to(pid, port)
-            links = [os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()]
-            if count := sum(name in leading for name in links):
-                found[pid] = count
-    return found
+    found: Counter[int] = Counter()
+    for process in descendants():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            sockets = process.net_connections("tcp")
+            found[process.pid] += sum(bool(one.raddr) and one.raddr.port == port for one in sockets)
+    return dict(+found)
 
 
-def _pythons() -> list[int]:
-    found = []
-    for pid in descendants():
-        with contextlib.suppress(OSError):  # it has ended
-            if b"pyspark.daemon" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(pid)
-    return found
-
-
-def _leading_to(pid: int, port: int) -> set[str]:
-    """TCP sockets to ``port``, by the names that file descriptors have."""
-    lines = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
-    # The other side's address, as 0100007F:1F90, is the third word; the socket's number the tenth.
-    words = (line.split() for line in lines)
-    return {f"socket:[{one[9]}]" for one in words if int(one[2].split(":")[1], 16) == port}
+def _pythons() -> Iterator[psutil.Process]:
+    for process in descendants():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if any("pyspark.daemon" in word for word in process.cmdline()):
+                yield process

@@ -84,10 +84,10 @@ def test_lagging_replica_returns_no_old_entry(bucket: str, history: int) -> None
     with Cluster(lines=True) as cluster:
         create_bucket(cluster.url, bucket, history, num_replicas=3)
         put_many(cluster.url, bucket, [("a", b"1"), ("b", b"1"), ("c", b"1")])
-        with lagging(cluster, bucket) as one:
+        with lagging(cluster, f"KV_{bucket}") as one:
             put_many(one.leader.url, bucket, [("a", b"2"), ("d", b"1")])
             for _ in range(4):
-                rows = read_batch(one.third.url, bucket=bucket)
+                rows = read_batch(one.outside.url, bucket=bucket)
                 assert [(row["key"], row["revision"]) for row in rows] == [
                     ("b", 2),
                     ("c", 3),
