@@ -13,8 +13,7 @@ from tests.soak.fault_injector import InjectedFault
 from tests.soak.schedule import POWER_LOSS, Fault
 from tests.soak.servers import STREAMS
 from tests.soak.supervisor import Memory
-from tests.support.oracle.evidence import Evidence, Rollback
-from tests.support.oracle.findings import Findings
+from tests.support.oracle.evidence import Evidence, Findings, Rollback
 
 TOPOLOGIES = {
     "cluster": "three servers, all streams with three replicas",

@@ -20,8 +20,7 @@ from tests.soak.servers import COPY, COPY_PREFIX, Servers, find_leaks
 from tests.soak.sites import compare_sites
 from tests.soak.supervisor import DriverSupervisor
 from tests.support.nats.stored import stored_entries
-from tests.support.oracle.copy_oracle import compare_copy
-from tests.support.oracle.row_oracle import compare_all
+from tests.support.oracle.row_oracle import compare_all, compare_copy
 
 _STOP_TIMEOUT = 180.0  # seconds for the generator to end
 _POWER_LOSS_TIMEOUT = 900.0  # seconds after the end of the run to wait for the power loss

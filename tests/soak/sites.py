@@ -28,7 +28,7 @@ from tests.soak.collect import complete_attempts
 from tests.support.event_loop import run
 from tests.support.nats.buckets import api, bucket_config, connected_under_faults
 from tests.support.nats.stored import stored_entries
-from tests.support.oracle.findings import Findings
+from tests.support.oracle.evidence import Findings
 
 PATTERN = "site-[0-9]+"
 OPTIONS: dict[str, Any] = {

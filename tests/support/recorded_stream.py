@@ -14,16 +14,21 @@ ones. With ``hot`` a few keys are written repeatedly, and some are removed
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import logging
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import nats.errors
 import pytest
+from nats.js.client import JetStreamContext
+from nats.js.errors import Error as JetStreamError
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream import reusable_connection
@@ -31,12 +36,13 @@ from nats_stream_source.jetstream.ordered import consumer
 from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.options import kv_options, stream_options
 from nats_stream_source.rows import base
-from tests.support.background_writer import Writing
+from tests.support.event_loop import run
 from tests.support.nats import buckets
 from tests.support.nats.streams import create_stream
 from tests.support.oracle.row_check import check_all_read, check_batches, check_rows
 from tests.support.oracle.rows import Marker, Row, Written, message
 from tests.support.query_driver.driver import DEADLINE, OffsetJson, QueryDriver
+from tests.support.writer_thread import WriterThread
 
 KINDS = ("kv", "kv current", "stream")
 SEQUENCE_TERMS = {"kv": "revision", "kv current": "revision", "stream": "sequence"}
@@ -71,6 +77,53 @@ def use_long_deadlines(monkeypatch: pytest.MonkeyPatch, heartbeat: float = 5.0) 
     monkeypatch.setattr(base, "RangeRequest", partial(RangeRequest, heartbeat=heartbeat))
     monkeypatch.setattr(reusable_connection, "_PING_DEADLINE", DEADLINE)
     monkeypatch.setattr(consumer, "_PONG_TIMEOUT", DEADLINE)
+
+
+_IN_FLIGHT = 100
+_NOT_ACKNOWLEDGED = (nats.errors.Error, JetStreamError, OSError, asyncio.TimeoutError)
+
+
+class Writing(WriterThread):
+    """Writes until it is stopped; a write that is not acknowledged is not repeated."""
+
+    def __init__(self, recorded: RecordedStream, urls: Sequence[str], size: int) -> None:
+        super().__init__(DEADLINE)
+        self._workload = recorded
+        self._urls = list(urls)
+        self._size = size
+        self.failed = 0
+
+    def write_until_stopped(self) -> None:
+        run(self._write())
+
+    def wait(self, count: int) -> None:
+        """Wait until ``count`` more writes are acknowledged."""
+        target = len(self._workload.acknowledged) + count
+        deadline = time.monotonic() + DEADLINE
+        while len(self._workload.acknowledged) < target:
+            assert self.error is None, self.error
+            assert time.monotonic() < deadline, "nothing is acknowledged any more"
+            time.sleep(0.01)
+
+    async def _write(self) -> None:
+        async with buckets.connected_under_faults(self._urls) as client:
+            await self._write_with(client.jetstream())
+
+    async def _write_with(self, jetstream: JetStreamContext) -> None:
+        recorded = self._workload
+
+        async def put(written: Written) -> None:
+            subject, payload, headers = message(recorded.prefix, written)
+            try:
+                ack = await jetstream.publish(subject, payload, timeout=3, headers=headers)
+            except _NOT_ACKNOWLEDGED:
+                self.failed += 1
+            else:
+                recorded.acknowledged[ack.seq] = written
+
+        while not self.over.is_set():
+            await asyncio.gather(*(put(one) for one in recorded.next(_IN_FLIGHT, self._size)))
+            await asyncio.sleep(0.01)
 
 
 class RecordedStream:

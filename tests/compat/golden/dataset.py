@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from tests.support.nats import buckets
+from tests.support.nats.stored import stored_entries
 from tests.support.nats.streams import create_stream, stream_state
 from tests.support.spark.streaming_query import run_to_the_end
 
@@ -105,31 +105,21 @@ def state_of(url: str, case: Case) -> dict[str, Any]:
 
 
 def stored(url: str, case: Case, after: int, initial: int = 0) -> list[list[Any]]:
-    """What a query must still read after ``after``, requested message by message.
+    """What a query must still read after ``after``, read by nats-py.
 
     Args:
         initial: the last sequence of the initial values, of which it reads those that are left.
     """
-    stream = case.options.get("stream") or f"KV_{BUCKET}"
-    state = state_of(url, case)
+    kv = case.format == "nats_kv"
+    stream, prefix = (f"KV_{BUCKET}", f"$KV.{BUCKET}.") if kv else (case.options["stream"], "")
+    filters = case.options.get("keys" if kv else "filterSubjects")
     rows = []
-    for seq in range(max(after + 1, state["first_seq"]), state["last_seq"] + 1):
-        try:
-            found = buckets.api(url, f"STREAM.MSG.GET.{stream}", {"seq": seq})["message"]
-        except RuntimeError:
-            continue  # superseded, or rolled up
-        value = base64.b64decode(found.get("data", "")).decode()
-        if case.format == "nats_stream":
-            if _fits(found["subject"], case.options.get("filterSubjects")):
-                rows.append([seq, found["subject"], value])
-            continue
-        key = found["subject"].removeprefix(f"$KV.{BUCKET}.")
-        headers = base64.b64decode(found.get("hdrs", ""))
-        operation = next((o for o in ("DEL", "PURGE") if f": {o}".encode() in headers), "PUT")
-        if _fits(key, case.options.get("keys")):
-            row_value = value if operation == "PUT" else None
-            rows.append([seq, operation, key, row_value, seq <= initial])
-    if case.format == "nats_stream" or "includeHistory" in case.options:
+    for one in stored_entries(url, stream, prefix):
+        if one.seq > after and _fits(one.key, filters):
+            value = None if one.value is None else one.value.decode()
+            row = [one.seq, one.operation, one.key, value, one.seq <= initial]
+            rows.append(row if kv else [one.seq, one.key, value])
+    if not kv or "includeHistory" in case.options:
         return rows
     # Initial values are those that were not written again.
     last = {row[2]: row[0] for row in rows}

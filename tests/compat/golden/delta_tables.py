@@ -8,7 +8,7 @@ a batch, and :func:`content` the rows of a table. In JSON a time is ISO text, an
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -104,6 +104,18 @@ def _shown(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.astimezone(timezone.utc).isoformat()
     return value
+
+
+def as_text(value: Any, depth: int = 0) -> str:
+    """JSON with one row a line, so that a person can read it."""
+    pad = " " * (depth + 1)
+    if isinstance(value, dict) and depth < 2:
+        lines = [f"{pad}{json.dumps(key)}: {as_text(one, depth + 1)}" for key, one in value.items()]
+        return "{\n" + ",\n".join(lines) + f"\n{pad[1:]}}}"
+    if isinstance(value, list) and value and isinstance(value[0], (list, dict)):
+        lines = [f"{pad}{json.dumps(one)}" for one in value]
+        return "[\n" + ",\n".join(lines) + f"\n{pad[1:]}]"
+    return json.dumps(value)
 
 
 # --- entries of a bucket -------------------------------------------------------------------------
@@ -235,33 +247,29 @@ _SPARK: dict[str, Any] = {"engine": "spark"}
 _WAYS = {"vectors": _VECTORS, "rewritten": _REWRITTEN, "spark": _SPARK}
 
 
-def _in_turn(batches: Iterable[Batch], *ways: dict[str, Any]) -> list[Written]:
-    return [Written(batch, ways[at % len(ways)]) for at, batch in enumerate(batches)]
-
-
-def _each(
-    name: str,
+def _story(
     rules: dict[str, Any],
     batches: list[Batch],
     after: Batch,
-    ways: Iterable[str] = _WAYS,
-) -> dict[str, Story]:
-    """A table of the same batches for each way to write it."""
-    return {
-        f"{name}_{way}": Story(rules, _in_turn(batches, _WAYS[way]), batches[1], after)
-        for way in ways
-    }
-
-
-def _entries_after(
-    change: Callable[[Batch], Batch], rules: dict[str, Any], way: dict[str, Any]
+    *ways: dict[str, Any],
+    before: str = "",
+    between: Sequence[str] = (),
+    end: str = "",
 ) -> Story:
-    batches = [change(batch) for batch in _ENTRIES]
-    return Story(rules, _in_turn(batches, way), batches[1], change(_AFTER))
+    """The batches, written in these ways in turn, with statements of another writer.
+
+    Args:
+        before, between, end: the statements before the batches, after the first one, and at last.
+    """
+    first, *rest = (Written(batch, ways[at % len(ways)]) for at, batch in enumerate(batches))
+    statements = [[Written(sql=one) for one in some if one] for some in ([before], between, [end])]
+    steps = [*statements[0], first, *statements[1], *rest, *statements[2]]
+    return Story(rules, steps, batches[1], after)
 
 
-def _sql(statement: str) -> Written:
-    return Written(sql=statement)
+def _each(name: str, rules: dict[str, Any], batches: list[Batch], after: Batch) -> dict[str, Story]:
+    """A table of the same batches for each way to write it."""
+    return {f"{name}_{way}": _story(rules, batches, after, how) for way, how in _WAYS.items()}
 
 
 _TWO = [_both(one, Batch(ENTRIES, [["yard", *row[1:]] for row in one.rows])) for one in _ENTRIES]
@@ -272,12 +280,14 @@ _WIDER = Batch(
     f"{ENTRIES}, place STRUCT<hall: INT, row: STRING>, note STRING",
     [[*row, {"hall": 1, "row": "r"}, "new"] for row in _AFTER.rows],
 )
+_WITHOUT_BUCKET = [_without(batch, "bucket") for batch in (*_ENTRIES, _AFTER)]
 _MARK: dict[str, Any] = {"deletes": "mark"}
 _HISTORY: dict[str, Any] = {"stored_as_scd_type": 2}
-_OWN_COLUMNS = [
-    _sql("ALTER TABLE {table} ADD COLUMNS (owner STRING, rank INT)"),
-    _sql("UPDATE {table} SET owner = concat('of ', key), rank = 7 WHERE key IN ('a', 'd', 'g')"),
-]
+_TRACKED = {**_BY_SEQ, **_HISTORY, "track_history_column_list": ["b"]}
+_OWN_COLUMNS = (
+    "ALTER TABLE {table} ADD COLUMNS (owner STRING, rank INT)",
+    "UPDATE {table} SET owner = concat('of ', key), rank = 7 WHERE key IN ('a', 'd', 'g')",
+)
 _PARTITIONED = (
     "CREATE TABLE {table} (bucket STRING, key STRING, value BINARY, revision BIGINT, created "
     "TIMESTAMP, operation STRING, stream_created TIMESTAMP) USING delta PARTITIONED BY (bucket)"
@@ -287,93 +297,55 @@ _NOT_NULL = (
     "BIGINT NOT NULL, created TIMESTAMP, operation STRING NOT NULL, stream_created TIMESTAMP NOT "
     "NULL) USING delta"
 )
-_WITH_VECTORS = " TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
-_OFTEN = "ALTER TABLE {table} SET TBLPROPERTIES ('delta.checkpointInterval' = '2')"
+_CREATED_WAYS = {
+    "vectors": " TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')",
+    "rewritten": "",
+}
+_OFTEN = ["ALTER TABLE {table} SET TBLPROPERTIES ('delta.checkpointInterval' = '2')"]
+_NO_VECTORS = "ALTER TABLE {table} SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'false')"
+_BY_DRIVER = {way: _WAYS[way] for way in ("vectors", "rewritten")}
 
 STORIES: dict[str, Story] = {
     **_each("entries", {}, _ENTRIES, _AFTER),
     **_each("marks", _MARK, _ENTRIES, _AFTER),
-    "entries_in_turn": Story({}, _in_turn(_ENTRIES, _VECTORS, _SPARK), _SECOND, _AFTER),
-    "marks_in_turn": Story(_MARK, _in_turn(_ENTRIES, _VECTORS, _SPARK), _SECOND, _AFTER),
-    "entries_without_bucket": _entries_after(lambda b: _without(b, "bucket"), {}, _VECTORS),
+    "entries_in_turn": _story({}, _ENTRIES, _AFTER, _VECTORS, _SPARK),
+    "marks_in_turn": _story(_MARK, _ENTRIES, _AFTER, _VECTORS, _SPARK),
+    "entries_without_bucket": _story({}, _WITHOUT_BUCKET[:-1], _WITHOUT_BUCKET[-1], _VECTORS),
     **_each("buckets", {}, _TWO, _TWO_AFTER),
-    "buckets_marks": Story(_MARK, _in_turn(_TWO, _VECTORS), _TWO[1], _TWO_AFTER),
+    "buckets_marks": _story(_MARK, _TWO, _TWO_AFTER, _VECTORS),
     **{
-        f"buckets_partitioned_{way}": Story(
-            {},
-            [_sql(_PARTITIONED + end), *_in_turn(_TWO, {"engine": "driver"})],
-            _TWO[1],
-            _TWO_AFTER,
+        f"buckets_partitioned_{way}": _story(
+            {}, _TWO, _TWO_AFTER, _VECTORS, before=_PARTITIONED + end
         )
-        for way, end in (("vectors", _WITH_VECTORS), ("rewritten", ""))
+        for way, end in _CREATED_WAYS.items()
     },
     **{
-        f"not_null_{way}": Story(
-            {},
-            [_sql(_NOT_NULL + end), *_in_turn(_ENTRIES, {"engine": "driver"})],
-            _SECOND,
-            _AFTER,
-        )
-        for way, end in (("vectors", _WITH_VECTORS), ("rewritten", ""))
+        f"not_null_{way}": _story({}, _ENTRIES, _AFTER, _VECTORS, before=_NOT_NULL + end)
+        for way, end in _CREATED_WAYS.items()
     },
     **{
-        f"own_columns_{way}": Story(
-            _MARK if "marks" in way else {},
-            [Written(_FIRST, how), *_OWN_COLUMNS, *_in_turn(_ENTRIES[1:], how)],
-            _SECOND,
-            _AFTER,
-        )
-        for way, how in (
-            ("vectors", _VECTORS),
-            ("rewritten", _REWRITTEN),
-            ("marks_vectors", _VECTORS),
-            ("marks_rewritten", _REWRITTEN),
-        )
+        f"own_columns_{kind}{way}": _story(rules, _ENTRIES, _AFTER, how, between=_OWN_COLUMNS)
+        for kind, rules in (("", {}), ("marks_", _MARK))
+        for way, how in _BY_DRIVER.items()
     },
-    "added_columns_vectors": Story({}, _in_turn(_ENTRIES, _VECTORS), _SECOND, _WIDER),
-    "added_columns_rewritten": Story({}, _in_turn(_ENTRIES, _REWRITTEN), _SECOND, _WIDER),
-    "checkpoint_vectors": Story(
-        {},
-        [Written(_FIRST, _VECTORS), _sql(_OFTEN), *_in_turn(_ENTRIES[1:], _VECTORS)],
-        _SECOND,
-        _AFTER,
-    ),
-    "checkpoint_spark": Story(
-        {},
-        [Written(_FIRST, _VECTORS), _sql(_OFTEN), *_in_turn(_ENTRIES[1:], _SPARK)],
-        _SECOND,
-        _AFTER,
-    ),
-    "vectors_off": Story(
-        {},
-        [
-            *_in_turn(_ENTRIES, _VECTORS),
-            _sql("ALTER TABLE {table} SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'false')"),
-        ],
-        _SECOND,
-        _AFTER,
-    ),
+    **{
+        f"added_columns_{way}": _story({}, _ENTRIES, _WIDER, how) for way, how in _BY_DRIVER.items()
+    },
+    **{
+        f"checkpoint_{way}": _story({}, _ENTRIES, _AFTER, _VECTORS, how, how, between=_OFTEN)
+        for way, how in (("vectors", _VECTORS), ("spark", _SPARK))
+    },
+    "vectors_off": _story({}, _ENTRIES, _AFTER, _VECTORS, end=_NO_VECTORS),
     **_each("latest", _BY_SEQ, _EVENTS, _EVENTS_AFTER),
-    "latest_in_turn": Story(
-        _BY_SEQ, _in_turn(_EVENTS, _VECTORS, _SPARK), _EVENTS[1], _EVENTS_AFTER
-    ),
+    "latest_in_turn": _story(_BY_SEQ, _EVENTS, _EVENTS_AFTER, _VECTORS, _SPARK),
     **_each("latest_own_sequence", _BY_EXPRESSION, _EVENTS, _EVENTS_AFTER),
     **_each("latest_marks", {**_BY_SEQ, **_MARK}, _EVENTS, _EVENTS_AFTER),
-    "latest_marks_struct": Story(
-        {**_BY_EXPRESSION, **_MARK}, _in_turn(_EVENTS, _VECTORS), _EVENTS[1], _EVENTS_AFTER
-    ),
+    "latest_marks_struct": _story({**_BY_EXPRESSION, **_MARK}, _EVENTS, _EVENTS_AFTER, _VECTORS),
     **_each("history_of_entries", _HISTORY, _ENTRIES, _AFTER),
-    "history_of_entries_in_turn": Story(
-        _HISTORY, _in_turn(_ENTRIES, _VECTORS, _SPARK), _SECOND, _AFTER
-    ),
-    "history_of_buckets": Story(_HISTORY, _in_turn(_TWO, _VECTORS), _TWO[1], _TWO_AFTER),
+    "history_of_entries_in_turn": _story(_HISTORY, _ENTRIES, _AFTER, _VECTORS, _SPARK),
+    "history_of_buckets": _story(_HISTORY, _TWO, _TWO_AFTER, _VECTORS),
     **_each("history", {**_BY_SEQ, **_HISTORY}, _EVENTS, _EVENTS_AFTER),
     **_each("history_struct", {**_BY_STRUCT, **_HISTORY}, _EVENTS, _EVENTS_AFTER),
-    "history_tracked": Story(
-        {**_BY_SEQ, **_HISTORY, "track_history_column_list": ["b"]},
-        _in_turn(_EVENTS, _VECTORS),
-        _EVENTS[1],
-        _EVENTS_AFTER,
-    ),
+    "history_tracked": _story(_TRACKED, _EVENTS, _EVENTS_AFTER, _VECTORS),
     **_each("debezium", _DEBEZIUM, _CHANGES, _CHANGES_AFTER),
 }

@@ -8,8 +8,6 @@ else beside this file; those that are there already stay as they are.
 from __future__ import annotations
 
 import importlib.metadata
-import json
-import re
 import shutil
 import sys
 import tarfile
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nats_stream_source.embedded import NatsServer
+from tests.compat.golden.delta_tables import as_text
 from tests.compat.golden.histories import STORIES, Writer
 from tests.support.spark.session import delta_session
 
@@ -36,17 +35,7 @@ def main(target: Path, scratch: Path, suffix: str) -> None:
     keep(scratch / "nats" / "jetstream", target / "store.tar.gz")
     for name in cases:
         copy(scratch / name / "checkpoint", target / name / "checkpoint")
-    (target / "cases.json").write_text(shown_cases(kept))
-
-
-def shown_cases(cases: dict[str, Any]) -> str:
-    """JSON with one row a line, so that a person can read it."""
-    text = json.dumps(cases, indent=1)
-    return re.sub(r"\[\n\s+(\d[^\]]*?)\n\s+\]", _one_line, text) + "\n"
-
-
-def _one_line(found: re.Match[str]) -> str:
-    return "[" + re.sub(r"\n\s+", " ", found[1]) + "]"
+    (target / "cases.json").write_text(as_text(kept) + "\n")
 
 
 def keep(store: Path, archive: Path) -> None:

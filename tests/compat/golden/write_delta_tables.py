@@ -27,7 +27,7 @@ from pyspark.sql import SparkSession
 
 from nats_stream_source.delta import Engine, Upkeep, merge
 from nats_stream_source.errors import ConfigurationError
-from tests.compat.golden.delta_tables import STORIES, TABLE, Rows, Story, content, written
+from tests.compat.golden.delta_tables import STORIES, TABLE, Rows, Story, as_text, content, written
 from tests.support.spark.session import delta_session
 
 # Not Delta's own hour: a table that waits for years is continued with the files that it has.
@@ -55,7 +55,7 @@ def main(target: Path, scratch: Path) -> None:
             }
             archive = _archive(directory)
             (target / f"{name}.tar.gz").write_bytes(archive)
-            (target / f"{name}.json").write_text(_text(known) + "\n")
+            (target / f"{name}.json").write_text(as_text(known) + "\n")
             print(f"{name}: {len(archive):,} bytes, {known['engines']}", flush=True)
     finally:
         spark.stop()
@@ -129,18 +129,6 @@ def _archive(directory: Path) -> bytes:
             member.size, member.mtime = len(content), int(file.stat().st_mtime)
             tar.addfile(member, io.BytesIO(content))
     return packed.getvalue()
-
-
-def _text(value: Any, depth: int = 0) -> str:
-    """JSON with one row a line, so that a person can read it."""
-    pad = " " * (depth + 1)
-    if isinstance(value, dict) and depth < 2:
-        lines = [f"{pad}{json.dumps(key)}: {_text(one, depth + 1)}" for key, one in value.items()]
-        return "{\n" + ",\n".join(lines) + f"\n{pad[1:]}}}"
-    if isinstance(value, list) and value and isinstance(value[0], (list, dict)):
-        lines = [f"{pad}{json.dumps(one)}" for one in value]
-        return "[\n" + ",\n".join(lines) + f"\n{pad[1:]}]"
-    return json.dumps(value)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 import ssl
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +21,7 @@ from nats_stream_source.errors import NatsSourceError
 from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.retry import retry_transient
 from tests.support.attack_target import PATIENCE, deadline, peak, read
+from tests.support.event_loop import ThreadServer, until_one_ends
 from tests.support.nats.certificates import Authority, Pair
 from tests.support.nats.rogue_server import Rogue, greeting, message
 from tests.support.proxy.fault_proxy import Proxy
@@ -220,43 +218,30 @@ async def test_connection_survives_invalid_greeting(name: str) -> None:
 # -- elsewhere ----------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def between(server: NatsServer, greets: bytes) -> Iterator[str]:
-    """A relay on the way to ``server``, which puts ``greets`` in the place of its greeting.
+class Between(ThreadServer):
+    """A relay on the way to a server, which puts another greeting in the place of its own.
 
-    He sees nothing of what TLS hides, and closes each connection when its client does.
+    It sees nothing of what TLS hides.
     """
-    listener = socket.create_server(("127.0.0.1", 0))
-    open_sockets: list[socket.socket] = [listener]
 
-    def pump(source: socket.socket, sink: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(65536):
-                sink.sendall(data)
-        for one in (source, sink):
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+    def __init__(self, server: NatsServer, greets: bytes) -> None:
+        super().__init__()
+        self._target, self._greets = server.port, greets
 
-    def serve() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = listener.accept()
-                upstream = socket.create_connection(("127.0.0.1", server.port))
-                open_sockets.extend((client, upstream))
-                while upstream.recv(1) != b"\n":
-                    pass
-                client.sendall(greets)
-                for pair in ((client, upstream), (upstream, client)):
-                    threading.Thread(target=pump, args=pair, daemon=True).start()
+    async def _serve(self, down: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        up, to_server = await asyncio.open_connection("127.0.0.1", self._target)
+        await up.readline()
+        to_client.write(self._greets)
+        try:
+            await until_one_ends(_pump(down, to_server), _pump(up, to_client))
+        finally:
+            to_server.transport.abort()
 
-    threading.Thread(target=serve, daemon=True).start()
-    try:
-        yield f"tls://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        for one in open_sockets:
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
+
+async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    while data := await source.read(65536):
+        sink.write(data)
+        await sink.drain()
 
 
 class Elsewhere(Rogue):
@@ -307,8 +292,9 @@ async def test_tls_connection_ignores_unencrypted_info(tmp_path: Path) -> None:
             tls_required=True,
             connect_urls=[f"127.0.0.2:{elsewhere.port}"],
         )
-        with between(real, lie) as url, deadline():
-            assert await work(url) == [url.partition("//")[2]]
+        with Between(real, lie) as relay, deadline():
+            netloc = f"127.0.0.1:{relay.port}"
+            assert await work(f"tls://{netloc}") == [netloc]
     assert elsewhere.connections == 0
     assert SECRET.encode() not in elsewhere.everything
 

@@ -1,5 +1,1 @@
-"""Faults of clusters of three servers.
-
-``tests.support.nats.cluster`` starts the servers, ``replica_state`` reads the state of each
-replica, ``stalled_reader`` stops a reader in the middle of a split or a batch.
-"""
+"""Faults of clusters of three servers; ``replica_state`` has their streams and readers."""

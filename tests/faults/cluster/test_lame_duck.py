@@ -1,7 +1,7 @@
 """A server in lame duck mode disconnects its clients, and ends by itself.
 
 The reader pauses within a split until it is disconnected, see
-``tests.faults.cluster.stalled_reader``, and continues at another server. That one is named by its
+``tests.faults.cluster.replica_state``, and continues at another server. That one is named by its
 option ``servers`` and did not listen before, else the reader might have been there from the start;
 or the first server named it. ``test_rolling_restart`` has servers in lame duck mode that are
 restarted at once.
@@ -16,8 +16,13 @@ import signal
 import pytest
 
 from nats_stream_source.embedded import NatsServer, free_port
-from tests.faults.cluster.replica_state import create_replicated
-from tests.faults.cluster.stalled_reader import COUNT, SIZE, StalledReader, read_in_small_batches
+from tests.faults.cluster.replica_state import (
+    COUNT,
+    SIZE,
+    StalledReader,
+    create_replicated,
+    read_in_small_batches,
+)
 from tests.support.nats.cluster import Cluster
 from tests.support.proxy.fault_proxy import Proxy
 from tests.support.recorded_stream import DEADLINE, KINDS

@@ -1,7 +1,7 @@
-"""A checkpoint that cannot be written ends the query with the error; it resumes, with either logs.
+"""A disk that is full, or a directory that is not writable, under a query or a merge.
 
-The disk is full, or a log's directory is not writable: as a directory without the permission, which
-for root is one with the immutable attribute.
+A checkpoint that cannot be written ends the query with the error; it resumes, with either logs. A
+directory is not writable without the permission, which for root is the immutable attribute.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from nats_stream_source.delta import follow
+from nats_stream_source.delta import follow, merge
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.errors import ConfigurationError
-from tests.integration.delta.table_content import live
+from nats_stream_source.errors import ConfigurationError, TableError
+from tests.integration.delta.merge_model import SCHEMA
+from tests.integration.delta.merge_model import put as entry_of_put
+from tests.integration.delta.table_content import live, stored, version
 from tests.support.nats.buckets import create_bucket, put
 from tests.support.nats.tmpfs import small_disk
 from tests.support.spark.streaming_query import begin
@@ -150,3 +152,29 @@ def _change_attribute(change: str, directory: Path) -> None:
     changed = subprocess.run(["chattr", change, str(directory)], capture_output=True, text=True)
     if changed.returncode:
         pytest.skip(f"no attribute can be changed here: {changed.stderr.strip()}")
+
+
+# -- a merge by the driver: the table stays, and a later merge works -------------------------------
+
+
+@pytest.mark.delta
+def test_table_disk_full(spark: SparkSession, tmp_path: Path) -> None:
+    def batch(revision: int, size: int) -> None:
+        value = bytes(index * 7 % 251 for index in range(size))
+        entry = entry_of_put("a", revision, value=value * 64)
+        merge(spark.createDataFrame([entry.row()], SCHEMA), str(table), engine="driver")
+
+    disk = tmp_path / "disk"
+    with small_disk(disk, 2) as resize:
+        table = disk / "table"
+        batch(1, 100)
+        before, rows = version(table), stored(table)
+        filler = disk / "filler"
+        with pytest.raises(OSError, match="No space left"):
+            filler.write_bytes(b"x" * (4 << 20))
+        with pytest.raises(TableError, match=r"could not merge .*[Nn]o space left.*unchanged"):
+            batch(2, 100)
+        assert (version(table), stored(table)) == (before, rows)
+        resize(16)
+        batch(2, 100)
+        assert [row["revision"] for row in stored(table)] == [2]

@@ -1,4 +1,1 @@
-"""Faults of mirrors, leaf nodes and imports from another account.
-
-``partial_mirror`` holds a part of its upstream, ``clock_skew`` has stored times that jump.
-"""
+"""Faults of mirrors, leaf nodes and imports from another account."""

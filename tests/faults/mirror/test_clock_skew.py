@@ -1,13 +1,14 @@
 """Clocks that jump by an hour or a day, where times decide: batch reads and beginnings.
 
 And where they do not, but might: checkpoints of a bucket that keeps one revision of a key. The
-times are those of a mirror, changed on the way (``tests.faults.mirror.clock_skew``), so that a real
-server has a stream whose clock was set to and fro.
+times are those of a mirror, changed on the way (:class:`ClockSkew`), so that a real server has a
+stream whose clock was set to and fro.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -17,13 +18,30 @@ import pytest
 
 from nats_stream_source.errors import OptionError
 from nats_stream_source.spark.runner import close_cached_runners
-from tests.faults.mirror.clock_skew import ClockSkew
 from tests.support.nats.buckets import api, put_many
-from tests.support.nats.topology import HubAndLeaf, hub_and_leaf, make_mirror, wait_for_seq
+from tests.support.nats.topology import HubAndLeaf, Line, hub_and_leaf, make_mirror, wait_for_seq
 from tests.support.query_driver.batch import read_batch
 from tests.support.recorded_stream import KINDS_IN_TURN, RecordedStream, Row
 
 COUNT, KEYS = 600, 40
+
+_ACK = re.compile(rb"(\$JS\.ACK\.[^ ]*\.(\d+)\.\d+\.)(\d{19})(?=\.\d+[@ ])")
+_HOUR, _DAY = 3600 * 10**9, 86_400 * 10**9
+
+
+def wrong_by(seq: int) -> int:
+    """By how many nanoseconds the clock is wrong when ``seq`` is stored."""
+    return {0: 0, 1: -_HOUR, 2: _DAY, 3: -_DAY}[seq // 100 % 4]
+
+
+class ClockSkew(Line):
+    """A mirror keeps its upstream's times, which are in the ACK subjects: they jump on the way."""
+
+    def changed(self, data: bytes) -> bytes:
+        def set_clock(found: re.Match[bytes]) -> bytes:
+            return found[1] + b"%d" % (int(found[3]) + wrong_by(int(found[2])))
+
+        return _ACK.sub(set_clock, data)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Push subscriptions report lost messages and missed heartbeats (ADR-15)."""
+"""Push subscriptions report lost messages and missed heartbeats, and reconnect (ADR-15)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import (
+    ConsumerDeletedError,
     ConsumerGapError,
     MissedHeartbeatError,
     NatsSourceError,
@@ -23,7 +24,13 @@ from nats_stream_source.jetstream.subscriptions.subscribe import (
 )
 from nats_stream_source.wire.consumer.cursor import Rebuild
 from tests.faults.network.push import CALM, Once, all_of, nth_delivery
-from tests.support.nats.subscriptions import connected, fill, make_consumer, make_stream
+from tests.support.nats.subscriptions import (
+    connected,
+    consumer_info,
+    fill,
+    make_consumer,
+    make_stream,
+)
 from tests.support.proxy.fault_proxy import Delay, Outcome, Proxy, is_status
 from tests.support.wait import wait_until_async
 
@@ -248,3 +255,49 @@ async def test_busy_loop_does_not_miss_heartbeats(shared_server: NatsServer) -> 
         time.sleep(2.5)  # noqa: ASYNC251  (the loop stands still while five heartbeats arrive)
         await asyncio.to_thread(fill, shared_server.url, stream, 1)
         assert (await waiting).metadata.stream_seq == 1
+
+
+# -- a lost connection -----------------------------------------------------------------------------
+
+
+async def test_ephemeral_consumer_lost_with_server_is_error(
+    nats_server: NatsServer,
+) -> None:
+    memory = {"mem_storage": True, "inactive_threshold": 0.2}
+    stream = make_stream(nats_server.url, 3)
+
+    async with connected(nats_server.url) as jetstream:
+        config = ConsumerConfig(idle_heartbeat=0.2, **memory)
+        subscription = await subscribe(jetstream, stream=stream, config=config)
+        await all_of(subscription, 3)
+        nats_server.kill()
+        nats_server.start()
+        alarms: type[NatsSourceError] | None = MissedHeartbeatError
+        while alarms is MissedHeartbeatError:
+            alarms = None
+            try:
+                await subscription.next(10)
+            except NatsSourceError as error:
+                alarms = type(error)
+        assert alarms is ConsumerDeletedError
+        with pytest.raises(ConsumerDeletedError):
+            await anext(subscription)
+        await subscription.unsubscribe()
+
+
+async def test_durable_consumer_resumes_after_lost_connection(
+    shared_server: NatsServer,
+) -> None:
+    stream = make_stream(shared_server.url, 3)
+    with Proxy(shared_server.port) as proxy:
+        async with connected(proxy.url) as jetstream:
+            subscription = await subscribe(jetstream, stream=stream, durable="d")
+            for message in [await subscription.next(15) for _ in range(3)]:
+                await message.ack_sync()
+            waiting = asyncio.create_task(subscription.next())
+            await asyncio.to_thread(proxy.cut)
+            await wait_until_async(lambda: jetstream.connection.reconnects == 1, "a reconnect")
+            await asyncio.to_thread(fill, shared_server.url, stream, 1)
+            assert (await waiting).metadata.stream_seq == 4
+            assert consumer_info(shared_server.url, stream, "d")["push_bound"]
+            await subscription.unsubscribe()

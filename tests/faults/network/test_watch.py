@@ -1,8 +1,9 @@
-"""Watches under lost deliveries, cut connections and restarts: every update, and one signal."""
+"""Watches under lost frames, cut connections and restarts: every update, and one signal."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +12,12 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ConnectError
 from nats_stream_source.jetstream.kv.watch import Watch
+from nats_stream_source.wire.consumer import intake
 from nats_stream_source.wire.consumer.cursor import Rebuild
 from tests.integration.jetstream.kv.watches import opened
 from tests.support.nats.buckets import consumers, create_bucket, put, put_many
-from tests.support.proxy.fault_proxy import Proxy, is_delivery, is_status
+from tests.support.proxy.fault_proxy import Proxy, Twice, is_delivery, is_status
+from tests.support.proxy.verdicts import Share
 
 KEYS, REVISIONS = 400, 3
 Found = list[tuple[str, int] | None]
@@ -221,3 +224,57 @@ async def test_server_unavailable_while_watching(nats_server: NatsServer) -> Non
                 await asyncio.wait_for(waiting, 60)
         finally:
             await watch.close()
+
+
+# -- a long list of last messages, which is complete and in order ----------------------------------
+
+
+MANY = 4000
+
+
+@pytest.fixture(scope="module")
+def bucket(shared_server: NatsServer) -> str:
+    """A bucket with a history, so that readers request a list; every third key has two entries."""
+    create_bucket(shared_server.url, "long", 3)
+    entries = [(f"k{i}", b"old") for i in range(0, MANY, 3)]
+    put_many(shared_server.url, "long", entries + [(f"k{i}", b"%d" % i) for i in range(MANY)])
+    return "long"
+
+
+SHARES = {
+    "0.4 % lost": Share(0.004, seed=1),
+    "1 % lost": Share(0.01, seed=2),
+    "1 % doubled": Share(0.01, seed=3, outcome=Twice()),
+}
+
+
+@pytest.mark.parametrize("how", SHARES)
+async def test_watch_receives_every_key(shared_server: NatsServer, bucket: str, how: str) -> None:
+    fault = SHARES[how]
+    with Proxy(shared_server.port, fault) as proxy:
+        async with opened(proxy.url, bucket) as kv:
+            found: list[tuple[str, bytes, int]] = []
+            async with kv.watch() as watch:
+                async for entry in watch:
+                    if entry is None:
+                        break
+                    found.append((entry.key, entry.value, entry.revision))
+        assert fault.done > 5
+        assert len(proxy.created) < 12
+        assert set(proxy.created) == set(proxy.deleted)
+    assert {key: value for key, value, _ in found} == {f"k{i}": b"%d" % i for i in range(MANY)}
+    revisions = [revision for _, _, revision in found]
+    assert all(one < other for one, other in itertools.pairwise(revisions)), "in order, once"
+
+
+async def test_few_rows_may_wait_in_memory(
+    shared_server: NatsServer, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a full memory the list is read in several parts, each from its beginning."""
+    monkeypatch.setattr(intake, "_MAX_HELD_BYTES", 30_000)
+    fault = Share(0.004, seed=4)
+    with Proxy(shared_server.port, fault) as proxy:
+        async with opened(proxy.url, bucket) as kv:
+            keys = await asyncio.wait_for(kv.keys(), 120)
+        assert fault.done > 5
+    assert sorted(keys) == sorted(f"k{i}" for i in range(MANY))

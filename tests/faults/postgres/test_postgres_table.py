@@ -20,19 +20,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from nats.aio.client import Client
 
 from examples.postgres.customers import CREATE, delta_rows, postgres_rows
 from examples.postgres.engine import Engine, build
 from examples.postgres.local_postgres import LocalPostgres, MissingProgramError
 from nats_stream_source.embedded import NatsServer
-from tests.support.nats import buckets
+from tests.support.nats.stored import stored_entries
 from tests.support.nats.streams import stream_state
 from tests.support.paths import ROOT
-from tests.support.process_group import kill_group
+from tests.support.spark.driver_process import kill_group
 from tests.support.wait import wait_until
 from tests.support.writer_thread import WriterThread
 
@@ -244,22 +242,12 @@ def _published(server: NatsServer) -> int:
 
 def _rows_of_stream(server: NatsServer) -> dict[int, str]:
     """The names by id that the events give in their order."""
-
-    async def read(client: Client) -> list[tuple[int, int, dict[str, Any]]]:
-        subscription = await client.jetstream().subscribe(
-            "shop.public.customers", stream="SHOP", ordered_consumer=True
-        )
-        events = []
-        while True:
-            message = await subscription.next_msg(10)
-            event = json.loads(message.data)
-            lsn = 0 if event["op"] == "r" else event["source"]["lsn"]
-            events.append((lsn, message.metadata.sequence.stream, event))
-            if message.metadata.num_pending == 0:
-                return events
-
+    events = []
+    for entry in stored_entries(server.url, "SHOP"):
+        event = json.loads(entry.value or b"")
+        events.append((0 if event["op"] == "r" else event["source"]["lsn"], entry.seq, event))
     rows: dict[int, str] = {}
-    for _, _, event in sorted(buckets.with_client(server.url, read), key=lambda one: one[:2]):
+    for _, _, event in sorted(events, key=lambda one: one[:2]):
         if event["op"] == "d":
             rows.pop(event["before"]["id"], None)
         else:

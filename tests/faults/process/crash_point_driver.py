@@ -3,14 +3,18 @@
 Run as a program with one argument, a JSON file::
 
     {"servers": "nats://…", "master": "local[8]", "conf": {…},
-     "to_the_end": false,
+     "to_the_end": false, "hides_formats": false,
      "queries": [{"format": …, "options": {…}, "directory": …, "streaming": true,
                   "point": "reading", "batch": 0}, …]}
+
+:func:`stopping_driver` starts it, :func:`stored_rows` reads the sink.
 
 Each query has its checkpoint in ``<directory>/checkpoint``. Its sink is idempotent: each task
 writes its rows to ``<directory>/rows/<micro-batch>-<split>.json``, all or nothing. At its point, in
 the micro-batch ``batch``, a query leaves ``<directory>/at`` and then what follows. A batch read,
 which is not ``streaming``, is its micro-batch 0; it is read while the queries before it run.
+With ``hides_formats`` Spark does not find the formats by their modules: the program writes what
+Spark reports then to ``lookup`` beside the JSON file, and calls ``register``.
 
 =============  ==============================================================================
 ``planned``    waits for ever before a row is requested
@@ -28,6 +32,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import uuid
@@ -35,13 +40,24 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, Row
 
+from nats_stream_source import register
 from tests.support.paths import ROOT
+from tests.support.spark.driver_process import driver_process
 from tests.support.spark.session import LOCAL, configured
 from tests.support.spark.streaming_query import begin
 
+# Workers import this at their start: the module that looks for data sources finds none.
+HIDE_FORMATS = """
+import pkgutil
+_all = pkgutil.iter_modules
+pkgutil.iter_modules = lambda *a, **k: (
+    m for m in _all(*a, **k) if not m.name.startswith("pyspark_nats_")
+)
+"""
 MIDDLE = 100  # rows
 IN_A_TASK = ("reading", "task fails", "task dies", "task slow")
 
@@ -118,9 +134,34 @@ def trouble(directory: Path, point: str, split: int) -> None:
             threading.Event().wait(0.1)
 
 
+@contextlib.contextmanager
+def stopping_driver(request: Path, **asked: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the program, which logs beside its request; at the end it is killed."""
+    request.write_text(json.dumps({"master": "local[4]", **asked}))
+    module = "tests.faults.process.crash_point_driver"
+    with (
+        request.with_suffix(".log").open("ab") as log,
+        driver_process(module, str(request), log) as process,
+    ):
+        yield process
+
+
+def stored_rows(directory: Path, batch: str = "*") -> list[list[Any]]:
+    """What the sink has, of one micro-batch or in the order of micro-batches and splits."""
+
+    def order(path: Path) -> tuple[int, ...]:
+        return tuple(map(int, path.stem.split("-")))
+
+    found = sorted((directory / "rows").glob(f"{batch}-*.json"), key=order)
+    return [row for path in found for row in json.loads(path.read_text())]
+
+
 def main(request: dict[str, Any], scratch: Path) -> None:
     # The executors of another process find the package as this one does.
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    if request.get("hides_formats"):
+        (scratch / "sitecustomize.py").write_text(HIDE_FORMATS)
+        paths.insert(0, str(scratch))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     settings = {
         **LOCAL,
@@ -129,6 +170,14 @@ def main(request: dict[str, Any], scratch: Path) -> None:
     }
     spark = configured(settings, request["master"]).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
+    if request.get("hides_formats"):
+        try:
+            spark.readStream.format("nats_kv").load()
+            reported = "found"
+        except Py4JJavaError as error:  # PySpark has no class of its own for this one
+            reported = str(error.java_exception.getMessage())
+        (scratch / "lookup").write_text(reported)
+        register(spark, check=False)  # these processes start often
     queries = []
     for query in request["queries"]:
         directory = Path(query["directory"])

@@ -9,11 +9,9 @@ values, those that were a key's last when the query began, and all later ones.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +20,11 @@ import pyspark
 import pytest
 
 from nats_stream_source.embedded import NatsServer
+from tests.faults.process.crash_point_driver import stopping_driver, stored_rows
 from tests.support.leak_check import consumers
 from tests.support.nats.buckets import create_bucket, publish
 from tests.support.nats.streams import create_stream
 from tests.support.spark.daemons import standalone
-from tests.support.spark.driver_process import driver_process
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.faults
@@ -123,28 +121,6 @@ def query(read: Read, place: str, directory: Path, point: str, batch: int = 0) -
     }
 
 
-@contextlib.contextmanager
-def driver(request: Path, asked: dict[str, Any]) -> Iterator[subprocess.Popen[bytes]]:
-    """The driver, which logs beside its request."""
-    request.write_text(json.dumps(asked))
-    module = "tests.faults.process.crash_point_driver"
-    with (
-        request.with_suffix(".log").open("ab") as log,
-        driver_process(module, str(request), log) as process,
-    ):
-        yield process
-
-
-def rows(directory: Path) -> list[list[Any]]:
-    """What the sink has, in the order of micro-batches and splits."""
-
-    def order(path: Path) -> tuple[int, ...]:
-        return tuple(map(int, path.stem.split("-")))
-
-    found = sorted((directory / "rows").glob("*.json"), key=order)
-    return [row for path in found for row in json.loads(path.read_text())]
-
-
 def create(url: str, place: str) -> None:
     create_bucket(url, place, history=64, max_msgs_per_subject=-1)
     create_stream(url, place.upper(), f"{place}.>", allow_direct=True)
@@ -160,8 +136,8 @@ def killed(shared_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) 
         create(url, place)
     for batch in (0, 1):
         some = {name: place for name, place in places.items() if batch in KILLED[name].batches}
-        asked = {"servers": url, "master": "local[4]", "queries": queries(some, batch)}
-        with driver(root / f"{batch}.json", asked) as process:
+        asked = {"servers": url, "queries": queries(some, batch)}
+        with stopping_driver(root / f"{batch}.json", **asked) as process:
 
             def alive(process: subprocess.Popen[bytes] = process, batch: int = batch) -> None:
                 assert process.poll() is None, (root / f"{batch}.log").read_text()[-3000:]
@@ -175,8 +151,8 @@ def killed(shared_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) 
             # Nobody reads meanwhile, so that all of it is the next micro-batch.
             for place, count in COUNTS.items():
                 write(url, place, count, count)
-    last = {"servers": url, "master": "local[4]", "to_the_end": True}
-    with driver(root / "last.json", {**last, "queries": queries(places, -1)}) as process:
+    last = {"servers": url, "to_the_end": True, "queries": queries(places, -1)}
+    with stopping_driver(root / "last.json", **last) as process:
         assert process.wait(DEADLINE) == 0, (root / "last.log").read_text()[-3000:]
     return places
 
@@ -201,14 +177,14 @@ def test_driver_killed(killed: dict[str, Path], name: str) -> None:
     """A driver is killed in its first micro-batch, and the next driver in the next one."""
     one = KILLED[name]
     count = COUNTS[one.place]
-    assert rows(killed[name]) == one.read.rows(count, later=count)
+    assert stored_rows(killed[name]) == one.read.rows(count, later=count)
     # What was written and not committed came again: the same rows, however they were split.
     came = Counter(
         (seq, value)
         for attempt in (killed[name] / "rows").glob("*.json.*")
         for seq, value in json.loads(attempt.read_text())
     )
-    assert sorted(map(list, came)) == rows(killed[name])
+    assert sorted(map(list, came)) == stored_rows(killed[name])
     again = one.batches if one.point == "written" else ()
     assert {times for (seq, _), times in came.items() if int(seq > count) in again} <= {2}
     assert {times for (seq, _), times in came.items() if int(seq > count) not in again} <= {1}
@@ -236,13 +212,8 @@ def test_task_attempts_overlap(nats_server: NatsServer, tmp_path: Path) -> None:
     work.mkdir()
     reads = (KV, STREAM, BATCH_OF_A_STREAM)  # those with several splits: Spark compares their times
     with standalone(home, work, workers=0) as cluster:
-        # Spark starts the other attempt on another host only. Of four cores, one is free at least.
-        for host in ("127.0.0.1", "127.0.0.2"):
-            worker = cluster.start(
-                *(host, "worker.Worker", "--host", host, "--cores", "2", "--memory", "1g"),
-                cluster.url,
-            )
-            worker.find(r"(Successfully registered) with master")
+        for _ in range(2):  # of four cores, one is free at least
+            cluster.add_worker(cores=2)
         points = tuple((read, "task slow") for read in reads)
         directories = run_to_the_end(nats_server, tmp_path, points, cluster.url, SPECULATION)
     for directory in directories:
@@ -273,11 +244,11 @@ def run_to_the_end(
             for (read, point), place in zip(points, directories, strict=True)
         ],
     }
-    with driver(directory / "request.json", asked) as process:
+    with stopping_driver(directory / "request.json", **asked) as process:
         code = process.wait(DEADLINE)
         assert code == 0, (directory / "request.log").read_text()[-3000:]
     for (read, _), place in zip(points, directories, strict=True):
         assert (place / "at").exists(), f"{place.name}: no attempt has met its trouble"
-        assert rows(place) == read.rows(COUNTS["small"])
+        assert stored_rows(place) == read.rows(COUNTS["small"])
     wait_until(lambda: not consumers(server), "no consumer is left", deadline=600)
     return directories

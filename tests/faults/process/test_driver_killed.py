@@ -6,7 +6,6 @@ of the tests, from the same checkpoints.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +13,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from nats_stream_source.embedded import NatsServer
+from tests.faults.process.crash_point_driver import stopping_driver, stored_rows
 from tests.support.nats.buckets import bucket_state, create_bucket, put
-from tests.support.spark.driver_process import driver_process
 from tests.support.spark.scenario import (
     ExpectRows,
     Run,
@@ -93,19 +92,21 @@ def crashed(
         put_numbered(url, bucket, CRASHES[name].before)
     queries = [
         {
-            "bucket": bucket,
+            "format": "nats_kv",
+            "options": {"bucket": bucket, **CRASHES[name].options},
             "directory": str(directory),
-            "options": CRASHES[name].options,
-            "block_on": CRASHES[name].block_on,
+            "streaming": True,
+            "point": "written",
+            "batch": CRASHES[name].block_on,
         }
         for name, (bucket, directory) in places.items()
     ]
     request = root / "request.json"
-    request.write_text(json.dumps({"servers": url, "queries": queries}))
-    with driver_process("tests.faults.process.crash_driver", str(request)) as process:
+    asked = {"servers": url, "hides_formats": True, "queries": queries}
+    with stopping_driver(request, **asked) as process:
 
         def alive() -> None:
-            assert process.poll() is None, "the driver ended by itself"
+            assert process.poll() is None, request.with_suffix(".log").read_text()[-3000:]
 
         for name, (bucket, directory) in places.items():
             if CRASHES[name].during:
@@ -117,10 +118,8 @@ def crashed(
                     deadline=600,
                 )
                 put_numbered(url, bucket, CRASHES[name].during)
-            read = directory / f"{CRASHES[name].block_on}.json"
-            wait_until(
-                read.exists, f"the micro-batch of {name!r} to be read", alive=alive, deadline=600
-            )
+            read = (directory / "at").exists
+            wait_until(read, f"the micro-batch of {name!r} to be read", alive=alive, deadline=600)
     for name, (_, directory) in places.items():
         assert not (directory / "checkpoint" / "commits" / str(CRASHES[name].block_on)).exists()
     return places
@@ -149,9 +148,8 @@ def test_driver_is_killed(
         Run(crash.options if crash.then_options is None else crash.then_options),
         ExpectRows(*crash.rows),
     )
-    before = json.loads((directory / f"{crash.block_on}.json").read_text())
-    again = scene.batches[crash.block_on]
-    assert [[row.revision, row.operation, row.key] for row in again] == before
+    again = [[row.revision, row.value.decode()] for row in scene.batches[crash.block_on]]
+    assert again == stored_rows(directory, str(crash.block_on))
 
 
 @pytest.mark.spark  # beside those that need the same killed driver

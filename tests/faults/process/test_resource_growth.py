@@ -98,7 +98,7 @@ def test_idle_query_does_not_grow(server: NatsServer, drip: str, kind: str) -> N
         def poll(times: int) -> None:
             for _ in range(times):
                 assert query.latest_offset(at) == at
-                assert query.report_latest_offset() == at
+                assert query.report_latest_offset().items() >= at.items()
 
         poll(500)
         before = resident()

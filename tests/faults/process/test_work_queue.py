@@ -19,12 +19,12 @@ import nats.errors
 import pytest
 
 from nats_stream_source.embedded import NatsServer
+from tests.faults.process.crash_point_driver import stopping_driver, stored_rows
 from tests.support.nats.buckets import api, publish
 from tests.support.nats.cluster import Cluster
 from tests.support.nats.streams import create_stream, stream_state
 from tests.support.paths import ROOT
-from tests.support.process_group import kill_group
-from tests.support.spark.driver_process import driver_process
+from tests.support.spark.driver_process import kill_group
 from tests.support.wait import wait_until
 
 PAGE = (ROOT / "docs/streams.md").read_text()
@@ -92,39 +92,39 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
             yield Place(list(cluster.servers.values()), cluster)
 
 
-def rows(directory: Path) -> list[str]:
-    """The data of all micro-batches."""
-    files = (directory / "rows").glob("*.json")
-    return [data for file in files for data in json.loads(file.read_text())]
-
-
 @pytest.mark.faults
 def test_query_has_each_message_of_work_queue_once(place: Place, tmp_path: Path) -> None:
     place.create()
     request = tmp_path / "request.json"
-    given = {"servers": place.urls, "stream": COPY["name"], "directory": str(tmp_path)}
-    request.write_text(json.dumps(given))
-    driver = "tests.faults.process.work_queue_driver"
+    query = {
+        "format": "nats_stream",
+        "options": {"stream": COPY["name"], "maxRowsPerTrigger": 700},
+        "directory": str(tmp_path),
+        "streaming": True,
+        "point": "",
+        "batch": -1,
+    }
+    asked = {"servers": place.urls, "queries": [query]}
     killed_servers = killed_drivers = 0
     for first in range(0, COUNT, 4 * CHUNK):
-        with driver_process(driver, str(request)) as process:
+        with stopping_driver(request, **asked) as process:
             for chunk in range(first, first + 4 * CHUNK, CHUNK):
                 place.publish(chunk, CHUNK)
                 server = place.leader()
                 server.kill()
                 killed_servers += 1
                 server.start()
-            before = len(rows(tmp_path))
-            wait_until(lambda n=before: len(rows(tmp_path)) > n, "rows", deadline=_DEADLINE)
+            before = len(stored_rows(tmp_path))
+            wait_until(lambda n=before: len(stored_rows(tmp_path)) > n, "rows", deadline=_DEADLINE)
             assert process.poll() is None
             kill_group(process)
             killed_drivers += 1
     assert (killed_servers, killed_drivers) == (COUNT // CHUNK, 2)
 
-    with driver_process(driver, str(request)):
-        wait_until(lambda: len(rows(tmp_path)) >= COUNT, "all rows", deadline=_DEADLINE)
+    with stopping_driver(request, **asked):
+        wait_until(lambda: len(stored_rows(tmp_path)) >= COUNT, "all rows", deadline=_DEADLINE)
         wait_until(lambda: place.state("JOBS")["messages"] == 0, "an empty queue", deadline=60)
-    assert sorted(rows(tmp_path), key=int) == [str(i) for i in range(COUNT)]
+    assert sorted(int(data) for _, data in stored_rows(tmp_path)) == list(range(COUNT))
     assert place.state(COPY["name"])["messages"] == COUNT
 
 

@@ -17,13 +17,16 @@ from nats_stream_source.errors import ConnectError, NatsSourceError
 from nats_stream_source.options import kv_options
 from tests.support.nats.buckets import api, create_bucket, put_many
 from tests.support.nats.cluster import Cluster
-from tests.support.query_driver.driver import QueryDriver
+from tests.support.query_driver.driver import MicroBatch, QueryDriver
 from tests.support.spark.streaming_query import begin
 from tests.support.wait import wait_until
 
 SHORT = {"connectTimeout": "0.5", "requestTimeout": "0.5"}
 AWAY = 3.0
 """Seconds; more than all attempts of ``connectTimeout`` take."""
+
+NO_MAJORITY = 15.0
+"""Seconds; servers notice after 10 that the majority is lost."""
 
 LEAVE: dict[str, tuple[Callable[[NatsServer], Any], Callable[[NatsServer], Any]]] = {
     "killed": (NatsServer.kill, NatsServer.start),
@@ -55,38 +58,29 @@ def fill(url: str, first: int, count: int) -> None:
     put_many(url, "b", ((f"k{i % 50}", b"%d" % i) for i in range(first, first + count)))
 
 
-def options(url: str, **more: str) -> Any:
+def query_of(url: str, outage_timeout: float, **more: str) -> QueryDriver:
     given = {"servers": url, "bucket": "b", "includeHistory": "true", **SHORT, **more}
-    return kv_options(given)
+    return QueryDriver(kv_options(given), outage_timeout=outage_timeout)
 
 
-def read(driver: QueryDriver, start: Any, end: Any) -> list[int]:
-    return [
-        revision
-        for partition in driver.partitions(start, end)
-        for batch in driver.read_task(partition)
-        for revision in batch.column("revision").to_pylist()
-    ]
+def revisions(batch: MicroBatch) -> list[int]:
+    return [row.seq for row in batch.rows]
 
 
 @pytest.mark.parametrize("how", LEAVE)
 def test_outage_between_micro_batches(nats_server: NatsServer, how: str) -> None:
     create_bucket(nats_server.url, "b", 64)
     fill(nats_server.url, 0, 500)
-    driver = QueryDriver(options(nats_server.url), outage_timeout=60)
-    try:
-        start = driver.initial_offset()
-        end = driver.latest_offset(start)
-        assert read(driver, start, end) == list(range(1, 501))
+    with query_of(nats_server.url, 60) as query:
+        assert query.plan()
+        assert revisions(query.read()) == list(range(1, 501))
         fill(nats_server.url, 500, 500)
         away = Away(nats_server, how)
-        last = driver.latest_offset(end)
+        assert query.plan()
         away.check()
         away = Away(nats_server, how)
-        assert read(driver, end, last) == list(range(501, 1001))
+        assert revisions(query.read()) == list(range(501, 1001))
         away.check()
-    finally:
-        driver.close()
 
 
 @pytest.mark.parametrize("how", LEAVE)
@@ -95,45 +89,39 @@ def test_outage_while_split_is_read(nats_server: NatsServer, how: str) -> None:
     count = 20_000
     create_bucket(nats_server.url, "b", 64)
     put_many(nats_server.url, "b", ((f"k{i}", b"x" * 1500) for i in range(count)))
-    driver = QueryDriver(options(nats_server.url), outage_timeout=60)
-    try:
-        start = driver.initial_offset()
-        (partition,) = driver.partitions(start, driver.latest_offset(start))
-        batches = driver.read_task(partition)
-        found = next(batches).column("revision").to_pylist()
-        away = Away(nats_server, how)
-        for batch in batches:
-            found += batch.column("revision").to_pylist()
-        away.check()
-        assert found == list(range(1, count + 1))
-    finally:
-        driver.close()
+    aways: list[Away] = []
+
+    def leave(rows: int) -> None:
+        if not aways:
+            aways.append(Away(nats_server, how))
+
+    with query_of(nats_server.url, 60) as query:
+        assert query.plan()
+        assert len(query.tasks) == 1
+        found = revisions(query.read(leave))
+        aways[0].check()
+    assert found == list(range(1, count + 1))
 
 
 def test_outage_longer_than_timeout(nats_server: NatsServer) -> None:
     create_bucket(nats_server.url, "b", 64)
     fill(nats_server.url, 0, 10)
-    driver = QueryDriver(options(nats_server.url), outage_timeout=2)
-    try:
-        start = driver.initial_offset()
-        end = driver.latest_offset(start)
-        (partition,) = driver.partitions(start, end)
+    with query_of(nats_server.url, 2) as query:
+        assert query.plan()
+        assert query.logged is not None
         nats_server.kill()
         with pytest.raises(ConnectError, match="connection refused"):
-            driver.latest_offset(end)
+            query.latest_offset(query.logged)
         with pytest.raises(NatsSourceError):
-            list(driver.read_task(partition))
-    finally:
-        driver.close()
+            query.read()
 
 
 def test_wrong_address_fails_at_start() -> None:
-    driver = QueryDriver(options("nats://127.0.0.1:1"), outage_timeout=3600)
-    try:
-        with pytest.raises(ConnectError, match="connection refused"):
-            driver.initial_offset()
-    finally:
-        driver.close()
+    with (
+        query_of("nats://127.0.0.1:1", 3600) as query,
+        pytest.raises(ConnectError, match="connection refused"),
+    ):
+        query.start()
 
 
 def test_query_retries_while_unavailable_and_can_be_stopped(
@@ -180,12 +168,10 @@ def test_query_of_several_buckets_waits_for_all(
         leader = cluster.leader_of("KV_b")
         followers = cluster.followers_of("KV_b")
         given = {"servers": leader.url, "bucketPattern": "a|b", "includeHistory": "true", **SHORT}
-        driver = QueryDriver(kv_options(given), outage_timeout=120)
-        try:
+        with QueryDriver(kv_options(given), outage_timeout=120) as query:
             fill(leader.url, 0, 50)
-            start = driver.initial_offset()
-            end = driver.latest_offset(start)
-            assert read(driver, start, end) == list(range(1, 51))
+            assert query.plan()
+            assert revisions(query.read()) == list(range(1, 51))
             fill(leader.url, 50, 50)
             for follower in followers:
                 follower.kill()
@@ -193,15 +179,9 @@ def test_query_of_several_buckets_waits_for_all(
             wait_until(lambda: not has_leader(leader.url, "KV_b"), "the leader to step down")
             returns = threading.Timer(AWAY, lambda: [one.start() for one in followers])
             returns.start()
-            began = time.monotonic()
-            last = driver.latest_offset(end)
-            while last == end:
-                assert time.monotonic() - began < 120
-                last = driver.latest_offset(end)
+            wait_until(query.plan, "new entries", 120)
             returns.join()
-            assert read(driver, end, last) == list(range(51, 101))
-        finally:
-            driver.close()
+            assert revisions(query.read()) == list(range(51, 101))
     assert "servers are away, waiting" in caplog.text
 
 
@@ -211,3 +191,23 @@ def has_leader(url: str, stream: str) -> bool:
         return "leader" in api(url, f"STREAM.INFO.{stream}", timeout=1)["cluster"]
     except (nats.errors.TimeoutError, RuntimeError):
         return False
+
+
+@pytest.mark.faults
+def test_majority_missing_while_query_runs() -> None:
+    """The stream has no leader."""
+    with Cluster() as cluster:
+        url = cluster.url
+        create_bucket(url, "b", 64, num_replicas=3)
+        cluster.wait_ready("KV_b")
+        fill(url, 0, 500)
+        with query_of(url, 120) as query:
+            assert query.plan()
+            others = [server for server in cluster.servers.values() if server.url != url]
+            for server in others:
+                server.kill()
+            back = threading.Timer(NO_MAJORITY, lambda: [server.start() for server in others])
+            back.start()
+            assert revisions(query.read()) == list(range(1, 501))
+            assert not query.plan()
+            back.join()

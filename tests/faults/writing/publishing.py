@@ -1,24 +1,31 @@
-"""Messages to publish in the fault tests, and what must be in the stream afterwards."""
+"""Messages and entries to publish in the fault tests, and what must be stored afterwards."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Container, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import nats.errors
 import pyarrow as pa
+import pytest
 from nats.js.errors import ServiceUnavailableError
 
 from nats_stream_source.jetstream import connect
+from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.kv.batch_writer import KvBatchWriter
+from nats_stream_source.jetstream.kv.bucket import Bucket, bucket_stream_info
 from nats_stream_source.jetstream.publish import MAX_IN_FLIGHT
 from nats_stream_source.jetstream.publish.batch_publisher import BatchPublisher, MessageColumns
 from nats_stream_source.jetstream.publish.column_publisher import ColumnPublisher
 from nats_stream_source.jetstream.publish.fast_ingest_publisher import FastIngestPublisher
-from tests.support.nats.buckets import with_client
-from tests.support.proxy.fault_proxy import Outcome, Proxy
+from tests.support.nats.stored import stored_entries
+from tests.support.nats.streams import create_stream
+from tests.support.oracle.evidence import Entry
+from tests.support.proxy.fault_proxy import Outcome, Proxy, subject_of
 from tests.support.proxy.verdicts import FrameFault
 from tests.support.wait import wait_until
 
@@ -85,33 +92,16 @@ class Messages:
 
 def stored(url: str, stream: str, first_seq: int = 1) -> list[tuple[str, int]]:
     """Subject and number of each message of a stream, in order."""
-
-    async def read(client: Any) -> list[tuple[str, int]]:
-        jetstream = client.jetstream()
-        last = (await jetstream.stream_info(stream)).state.last_seq
-        found: list[tuple[str, int]] = []
-        subscription = await jetstream.subscribe(
-            ">", stream=stream, ordered_consumer=True, pending_msgs_limit=-1
-        )
-        seq = 0
-        while seq < last:
-            message = await subscription.next_msg(30)
-            seq = message.metadata.sequence.stream
-            if seq >= first_seq:
-                found.append((message.subject, int(message.data)))
-        await subscription.unsubscribe()
-        return found
-
-    complete: list[list[tuple[str, int]]] = []
+    complete: list[list[Entry]] = []
 
     def told() -> bool:
         # A cluster lacks a meta leader for a while after a server was stopped.
         with contextlib.suppress(ServiceUnavailableError, nats.errors.TimeoutError):
-            complete.append(with_client(url, read))
+            complete.append(stored_entries(url, stream))
         return bool(complete)
 
     wait_until(told, f"the messages of {stream}")
-    return complete[0]
+    return [(one.key, int(one.value or b"")) for one in complete[0] if one.seq >= first_seq]
 
 
 @contextlib.asynccontextmanager
@@ -222,3 +212,127 @@ class Sending(FrameFault):
             return False
         self._sent[number] += 1
         return self._sent[number] == self._time and number in self._numbers
+
+
+# -- fast ingest ----------------------------------------------------------------------------------
+
+FLOW = 500
+"""Messages that a server acknowledges together at most."""
+
+
+def is_response(frame: bytes) -> bool:
+    """Whether a frame of the server is a response to a message of a batch."""
+    return frame.startswith((b"MSG ", b"HMSG ")) and subject_of(frame).endswith(".$FI")
+
+
+def responses(proxy: Proxy, kind: str) -> list[dict[str, Any]]:
+    """The responses of a kind that passed: ``ack``, ``gap``, ``err``, ``count``, ``error``."""
+    found = [json.loads(one.partition(b"\r\n")[2]) for one in proxy.seen if is_response(one)]
+    return [
+        one for one in found if one.get("type", kind) == kind and (kind in one or "type" in one)
+    ]
+
+
+class Responses(PubAcks):
+    """The responses with these numbers, counted from 1 over all connections."""
+
+    matches = staticmethod(is_response)
+
+
+class AtResponse(AtPubAck):
+    """Call ``act`` when the response with this number comes; the response is lost."""
+
+    matches = staticmethod(is_response)
+
+
+# -- both publishers ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherKind:
+    """A publisher and the faults of its acknowledgements.
+
+    Attributes:
+        name: a part of names of streams.
+        acks: drops acknowledgements by their numbers.
+        at_ack: acts when the acknowledgement with a number arrives.
+        middle: the number of an acknowledgement that arrives while 2,000 messages are sent.
+        max_in_flight: the limit of the publisher.
+    """
+
+    name: str
+    publisher: type[BatchPublisher | FastIngestPublisher]
+    acks: type[PubAcks]
+    at_ack: type[AtPubAck]
+    middle: int
+    max_in_flight: int
+
+    def create_stream(self, url: str, name: str, **config: Any) -> None:
+        """Create a stream with the subjects ``<name>.>`` that accepts both publishers."""
+        create_stream(url, name, allow_batched=self.publisher is FastIngestPublisher, **config)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments of ``publishing`` for this publisher."""
+        return {"kind": self.publisher, "max_in_flight": self.max_in_flight}
+
+    async def publish_all(self, servers: str, messages: Messages, **settings: Any) -> None:
+        """Publish the messages on a connection of their own: each is stored."""
+        await publish_all(servers, messages, **self.settings, **settings)
+
+
+BATCH = PublisherKind("BATCH", BatchPublisher, PubAcks, AtPubAck, middle=500, max_in_flight=500)
+FAST_INGEST = PublisherKind(
+    "FAST", FastIngestPublisher, Responses, AtResponse, middle=4, max_in_flight=MAX_IN_FLIGHT
+)
+
+each_publisher = pytest.mark.parametrize("kind", [BATCH, FAST_INGEST], ids=["batch", "fast ingest"])
+with_and_without_ids = pytest.mark.parametrize(
+    "ids", [False, True], ids=["without ids", "with ids"]
+)
+
+
+# -- entries of a bucket ---------------------------------------------------------------------------
+
+
+async def open_bucket(jetstream: JetStream, name: str) -> Bucket:
+    info = await bucket_stream_info(jetstream, name)
+    return Bucket.from_stream_config(name, info.config)
+
+
+def puts(
+    bucket: str, numbers: Iterable[int], *, expected: int | None = None, job: str = "job"
+) -> MessageColumns:
+    """Entries of the keys ``k<number>``, whose values are the numbers.
+
+    Args:
+        expected: the expected revision of each; None writes in any case.
+        job: the first part of the message ids, which conditional entries have.
+    """
+    chosen = list(numbers)
+    headers = None
+    if expected is not None:
+        blocks = [
+            f"NATS/1.0\r\nNats-Expected-Last-Subject-Sequence: {expected}\r\n"
+            f"Nats-Msg-Id: {job}.{number}\r\n\r\n".encode()
+            for number in chosen
+        ]
+        headers = pa.array(blocks, pa.binary())
+    return MessageColumns(
+        pa.array([f"$KV.{bucket}.k{number}" for number in chosen]),
+        pa.array([b"%d" % number for number in chosen], pa.binary()),
+        headers,
+    )
+
+
+async def write(writer: KvBatchWriter, *batches: MessageColumns) -> None:
+    """Write all batches; returns when they are stored."""
+    for batch in batches:
+        await writer.send(batch)
+    await writer.flush()
+
+
+def revisions(url: str, bucket: str) -> list[tuple[int, str, bytes]]:
+    """Revision, key and value of each stored entry, in order; a marker's value is its operation."""
+    entries = stored_entries(url, f"KV_{bucket}", f"$KV.{bucket}.")
+    return [(one.seq, one.key, one.value or one.operation.encode()) for one in entries]

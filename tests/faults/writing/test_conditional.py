@@ -16,8 +16,16 @@ from nats_stream_source.errors import WrongLastSequenceError
 from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.kv.batch_writer import KvBatchWriter
 from nats_stream_source.jetstream.publish.batch_publisher import MessageColumns
-from tests.faults.writing.kv_rows import open_bucket, puts, revisions, write
-from tests.faults.writing.publishing import AtPubAck, PubAcks, is_pub_ack, sendings
+from tests.faults.writing.publishing import (
+    AtPubAck,
+    PubAcks,
+    is_pub_ack,
+    open_bucket,
+    puts,
+    revisions,
+    sendings,
+    write,
+)
 from tests.support.nats.buckets import create_bucket, delete, purge, put, put_many
 from tests.support.proxy.fault_proxy import CutAt, Outcome, Proxy
 

@@ -9,19 +9,17 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ConnectError
-from tests.faults.writing.publisher_kinds import (
-    PublisherKind,
-    each_publisher,
-    with_and_without_ids,
-)
 from tests.faults.writing.publishing import (
     AtPubAck,
     Messages,
     PubAcks,
+    PublisherKind,
     Sending,
+    each_publisher,
     publish,
     publishing,
     sendings,
+    with_and_without_ids,
 )
 from tests.support.nats.streams import create_stream, stream_state
 from tests.support.proxy.fault_proxy import CutAt, Proxy

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Container
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,22 +19,28 @@ from nats_stream_source.errors import (
     StreamFullError,
     StreamNotFoundError,
 )
-from tests.faults.writing.fast_ingest import (
+from nats_stream_source.jetstream.publish.fast_ingest_publisher import FastIngestPublisher
+from tests.faults.writing.publishing import (
+    FAST_INGEST,
     FLOW,
     AtResponse,
+    Messages,
     Responses,
-    create_fast,
-    fast_publishing,
+    Sending,
     is_response,
-    publish_all_fast,
+    number_of,
+    publish,
+    publishing,
     responses,
+    sendings,
+    stored,
 )
-from tests.faults.writing.publishing import Messages, Sending, number_of, publish, sendings, stored
 from tests.support.nats.buckets import api
 from tests.support.nats.streams import stream_state
 from tests.support.proxy.fault_proxy import After, Delay, Outcome, Proxy, Twice, subject_of
 from tests.support.wait import wait_until_async
 
+fast_publishing = partial(publishing, kind=FastIngestPublisher)
 COUNT = 3000
 MIDDLE = 4
 """The number of a response in the middle of the batch: the first ones have 0, 500 and 1,000."""
@@ -54,10 +61,10 @@ LOST_MESSAGES: dict[str, Container[int]] = {
 async def test_gap(shared_server: NatsServer, which: str) -> None:
     """The server ends the batch; what it has stored is not sent again."""
     messages = Messages(f"GAP_{which}".replace(" ", "_"), COUNT)
-    create_fast(shared_server.url, messages.stream)
+    FAST_INGEST.create_stream(shared_server.url, messages.stream)
     lost = Sending(1, LOST_MESSAGES[which])
     with Proxy(shared_server.port, upward=lost) as proxy:
-        await publish_all_fast(proxy.url, messages, request_timeout=0.5)
+        await FAST_INGEST.publish_all(proxy.url, messages, request_timeout=0.5)
         assert lost.done
         ended = responses(proxy, "gap") or responses(proxy, "error")
         assert ended, "the server has noticed"
@@ -71,8 +78,8 @@ async def test_batch_abandoned(tmp_path: Path) -> None:
     messages = Messages("ABANDONED", COUNT)
     late = Sending(1, {800}, Delay(0.5))
     with NatsServer(config=config) as server, Proxy(server.port, upward=late) as proxy:
-        create_fast(server.url, messages.stream)
-        await publish_all_fast(proxy.url, messages)
+        FAST_INGEST.create_stream(server.url, messages.stream)
+        await FAST_INGEST.publish_all(proxy.url, messages)
         assert late.done == 1
         assert {one["error"]["err_code"] for one in responses(proxy, "error")} == {10208}
         messages.check(server.url)
@@ -81,7 +88,7 @@ async def test_batch_abandoned(tmp_path: Path) -> None:
 async def test_batch_ends_repeatedly(shared_server: NatsServer) -> None:
     """One message never arrives: the publisher fails, and the messages before it are stored."""
     messages = Messages("ALWAYS", 20)
-    create_fast(shared_server.url, messages.stream)
+    FAST_INGEST.create_stream(shared_server.url, messages.stream)
 
     def lose(frame: bytes) -> Outcome:
         return number_of(frame) != 9
@@ -112,10 +119,10 @@ LOST_RESPONSES: dict[str, Container[int]] = {
 async def test_lost_responses(shared_server: NatsServer, which: str) -> None:
     """The publisher requests them again: nothing is sent again if the batch has not ended."""
     messages = Messages(f"LOST_{which}".replace(" ", "_"), COUNT)
-    create_fast(shared_server.url, messages.stream)
+    FAST_INGEST.create_stream(shared_server.url, messages.stream)
     lost = Responses(LOST_RESPONSES[which])
     with Proxy(shared_server.port, lost) as proxy:
-        await publish_all_fast(proxy.url, messages, request_timeout=0.3)
+        await FAST_INGEST.publish_all(proxy.url, messages, request_timeout=0.3)
         assert lost.done
         if which in ("of the start", "first", "middle"):
             assert sendings(proxy).total() == COUNT
@@ -124,7 +131,7 @@ async def test_lost_responses(shared_server: NatsServer, which: str) -> None:
 
 async def test_responses_missing(shared_server: NatsServer) -> None:
     messages = Messages("NEVER", 10)
-    create_fast(shared_server.url, messages.stream)
+    FAST_INGEST.create_stream(shared_server.url, messages.stream)
     with Proxy(shared_server.port, Responses(range(1, 10_000))) as proxy:
         async with fast_publishing(
             proxy.url, messages.stream, request_timeout=0.3, retry_timeout=1
@@ -137,10 +144,10 @@ async def test_responses_missing(shared_server: NatsServer) -> None:
 @pytest.mark.parametrize("outcome", [Twice(), After(2)], ids=["twice", "in another order"])
 async def test_repeated_and_late_responses(shared_server: NatsServer, outcome: Outcome) -> None:
     messages = Messages(type(outcome).__name__, 20 * FLOW)
-    create_fast(shared_server.url, messages.stream)
+    FAST_INGEST.create_stream(shared_server.url, messages.stream)
     fault = Responses(range(1, 18, 3), outcome)
     with Proxy(shared_server.port, fault) as proxy:
-        await publish_all_fast(proxy.url, messages)
+        await FAST_INGEST.publish_all(proxy.url, messages)
         assert fault.done == 6
         assert sendings(proxy).total() == messages.count
     assert messages.check(shared_server.url) == list(messages.numbers)
@@ -149,7 +156,7 @@ async def test_repeated_and_late_responses(shared_server: NatsServer, outcome: O
 async def test_acknowledgements_of_ended_batch(shared_server: NatsServer) -> None:
     """They do not complete messages that were sent again, which are lost in this test."""
     messages = Messages("ENDED", COUNT)
-    create_fast(shared_server.url, messages.stream)
+    FAST_INGEST.create_stream(shared_server.url, messages.stream)
     late: list[bytes] = []
     again = Sending(2, range(1, COUNT))
 
@@ -165,7 +172,7 @@ async def test_acknowledgements_of_ended_batch(shared_server: NatsServer) -> Non
         return True
 
     with Proxy(shared_server.port, verdict, again) as proxy:
-        await publish_all_fast(proxy.url, messages, request_timeout=0.3)
+        await FAST_INGEST.publish_all(proxy.url, messages, request_timeout=0.3)
         assert len(late) == 6
     messages.check(shared_server.url)
 
@@ -176,7 +183,7 @@ async def test_acknowledgement_after_rejection(shared_server: NatsServer) -> Non
     A server counts a message that its disk has refused among those of a later acknowledgement.
     """
     messages = Messages("REJECTED", COUNT)
-    create_fast(shared_server.url, messages.stream)
+    FAST_INGEST.create_stream(shared_server.url, messages.stream)
     forged: list[bytes] = []
 
     def verdict(frame: bytes) -> Outcome:
@@ -191,7 +198,7 @@ async def test_acknowledgement_after_rejection(shared_server: NatsServer) -> Non
         return forged[0] + frame
 
     with Proxy(shared_server.port, verdict) as proxy:
-        await publish_all_fast(proxy.url, messages)
+        await FAST_INGEST.publish_all(proxy.url, messages)
         assert len(forged) == 1
         counts = sendings(proxy)
         assert (counts[249], counts[250]) == (1, 2)
@@ -204,11 +211,11 @@ async def test_acknowledgement_after_rejection(shared_server: NatsServer) -> Non
 async def test_purged(shared_server: NatsServer) -> None:
     messages = Messages("PURGED", COUNT)
     url = shared_server.url
-    create_fast(url, messages.stream)
+    FAST_INGEST.create_stream(url, messages.stream)
     purged: list[int] = []
     purge = AtResponse(MIDDLE, lambda: purged.append(api(url, "STREAM.PURGE.PURGED")["purged"]))
     with Proxy(shared_server.port, purge) as proxy:
-        await publish_all_fast(proxy.url, messages, request_timeout=0.3)
+        await FAST_INGEST.publish_all(proxy.url, messages, request_timeout=0.3)
     assert purged[0] >= 2 * FLOW
     numbers = [number for _, number in stored(url, messages.stream)]
     assert set(numbers) == set(range(min(numbers), COUNT))
@@ -217,7 +224,7 @@ async def test_purged(shared_server: NatsServer) -> None:
 async def test_deleted(shared_server: NatsServer) -> None:
     url = shared_server.url
     messages = Messages("DELETED", COUNT)
-    create_fast(url, messages.stream)
+    FAST_INGEST.create_stream(url, messages.stream)
     deleted = AtResponse(MIDDLE, lambda: api(url, "STREAM.DELETE.DELETED"))
     with Proxy(shared_server.port, deleted) as proxy:
         async with fast_publishing(proxy.url, messages.stream, request_timeout=1) as publisher:
@@ -230,7 +237,7 @@ async def test_setting_taken_back(shared_server: NatsServer) -> None:
     """The error names the setting, and what was acknowledged before stays."""
     url = shared_server.url
     messages = Messages("BACK", COUNT)
-    create_fast(url, messages.stream)
+    FAST_INGEST.create_stream(url, messages.stream)
     config = {"name": "BACK", "subjects": ["BACK.>"], "allow_batched": False}
     taken = AtResponse(MIDDLE, lambda: api(url, "STREAM.UPDATE.BACK", config))
     with Proxy(shared_server.port, taken) as proxy:
@@ -245,7 +252,7 @@ async def test_setting_taken_back(shared_server: NatsServer) -> None:
 async def test_full(shared_server: NatsServer) -> None:
     url = shared_server.url
     messages = Messages("FULL", COUNT)
-    create_fast(url, messages.stream, max_msgs=700, discard="new")
+    FAST_INGEST.create_stream(url, messages.stream, max_msgs=700, discard="new")
     async with fast_publishing(url, messages.stream) as publisher:
         with pytest.raises(StreamFullError, match=r"'FULL\.0': maximum messages exceeded"):
             await publish(publisher, messages)
@@ -259,7 +266,7 @@ async def test_too_many_batches(tmp_path: Path) -> None:
     config.write_text("jetstream { limits { batch { max_inflight_per_stream: 1 } } }")
     messages = Messages("MANY", 100)
     with NatsServer(config=config) as server:
-        create_fast(server.url, messages.stream)
+        FAST_INGEST.create_stream(server.url, messages.stream)
         with Proxy(server.port, upward=Sending(1, {3}, Delay(1.0))) as slow:
             async with (
                 fast_publishing(slow.url, messages.stream) as first,

@@ -11,12 +11,17 @@ import pytest
 
 from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.kv.batch_writer import KvBatchWriter
-from tests.faults.cluster.stalled_reader import FAULTS, LeaderLoss
-from tests.faults.writing.kv_rows import open_bucket, puts, revisions, write
-from tests.faults.writing.publisher_kinds import PublisherKind, each_publisher, with_and_without_ids
+from tests.faults.cluster.replica_state import FAULTS, LeaderLoss
 from tests.faults.writing.publishing import (
     AtPubAck,
     Messages,
+    PublisherKind,
+    each_publisher,
+    open_bucket,
+    puts,
+    revisions,
+    with_and_without_ids,
+    write,
 )
 from tests.support.nats.buckets import create_bucket
 from tests.support.nats.cluster import Cluster

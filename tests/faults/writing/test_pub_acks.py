@@ -8,7 +8,6 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import AckTimeoutError
-from tests.faults.writing.publisher_kinds import with_and_without_ids
 from tests.faults.writing.publishing import (
     SUBJECTS,
     Messages,
@@ -19,6 +18,7 @@ from tests.faults.writing.publishing import (
     publish_all,
     publishing,
     sendings,
+    with_and_without_ids,
 )
 from tests.support.nats.streams import create_stream
 from tests.support.proxy.fault_proxy import After, Outcome, Proxy, Twice

@@ -25,14 +25,16 @@ from nats_stream_source.errors import (
 from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.kv.batch_writer import KvBatchWriter
 from nats_stream_source.jetstream.publish.column_publisher import ColumnPublisher
-from tests.faults.writing.kv_rows import open_bucket, puts, write
 from tests.faults.writing.publishing import (
     AtPubAck,
     Messages,
+    open_bucket,
     publish,
     publish_all,
     publishing,
+    puts,
     stored,
+    write,
 )
 from tests.support.nats.buckets import api, create_bucket, delete_bucket
 from tests.support.nats.streams import create_stream, stream_state

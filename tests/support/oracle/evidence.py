@@ -1,10 +1,11 @@
-"""The evidence of the oracle: writes, stream messages, sink rows, and times of reads. Pure.
+"""The evidence of the oracle (writes, messages, rows, times of reads), and its findings. Pure.
 
 Each bucket or stream is a *source*, and the query that reads it has the name of its source.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -150,3 +151,47 @@ def describe(entry: Entry | None) -> str:
     number = number_of(entry.value)
     value = f"{entry.value[:20]!r}…" if number is None else f"value {number}"
     return f"{entry.seq} {entry.operation} {entry.key} {value}"
+
+
+# -- findings --------------------------------------------------------------------------------------
+
+
+ANOMALIES = (
+    "not read",
+    "read twice",
+    "out of order",
+    "not written",
+    "superseded",
+    "replayed",
+    "unequal",
+    "server lost",
+    "loss unnoticed",
+)
+_MAX_EXAMPLES = 20
+
+
+@dataclass
+class Findings:
+    """Anomalies by kind, and excused differences.
+
+    Attributes:
+        counts: by kind, see :data:`ANOMALIES`.
+        examples: the first findings of each kind, as text.
+        excused: differences between writes and rows that are correct, by reason.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[str]] = field(default_factory=dict)
+    excused: Counter[str] = field(default_factory=Counter)
+
+    def add(self, kind: str, text: str) -> None:
+        assert kind in ANOMALIES
+        self.counts[kind] += 1
+        if self.counts[kind] <= _MAX_EXAMPLES:
+            self.examples.setdefault(kind, []).append(text)
+
+    def merge(self, other: Findings) -> None:
+        self.counts += other.counts
+        self.excused += other.excused
+        for kind, texts in other.examples.items():
+            self.examples.setdefault(kind, []).extend(texts)

@@ -11,8 +11,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from tests.support.oracle.evidence import Entry, Evidence, MicroBatchRange, QueryProgress
-from tests.support.oracle.findings import Findings
+from tests.support.oracle.evidence import Entry, Evidence, Findings, MicroBatchRange, QueryProgress
 from tests.support.oracle.ledger import PUT, Write
 from tests.support.oracle.row_oracle import compare_rows
 from tests.support.oracle.rows import Marker, Row, Written

@@ -27,11 +27,13 @@ from typing import Any
 import pyarrow as pa
 
 from nats_stream_source.options import KvOptions, Mode, StreamOptions, kv_options, stream_options
+from nats_stream_source.rows.base import FormatAdapter
+from nats_stream_source.rows.kv import KvFormat
 from nats_stream_source.rows.splits import Split
+from nats_stream_source.rows.stream import StreamFormat
 from nats_stream_source.spark.planning.query_planner import QueryPlanner
 from nats_stream_source.spark.runner import Runner, close_cached_runners
 from nats_stream_source.spark.tasks import NatsInputPartition
-from tests.support.format_adapter import format_adapter
 from tests.support.oracle.rows import Row, rows_of
 
 OffsetJson = dict[str, Any]
@@ -83,6 +85,11 @@ class MicroBatch:
     @property
     def sequences(self) -> Sequences:
         return sequences_by_stream(self.records)
+
+
+def format_adapter(options: KvOptions | StreamOptions) -> FormatAdapter:
+    """The adapter for the query that ``options`` describe."""
+    return KvFormat(options) if isinstance(options, KvOptions) else StreamFormat(options)
 
 
 class QueryDriver:

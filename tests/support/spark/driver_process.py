@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from typing import IO
 
 from tests.support.paths import ROOT
-from tests.support.process_group import kill_group
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that was started with ``start_new_session``, and the others of its group."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 @contextlib.contextmanager
