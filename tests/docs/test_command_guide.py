@@ -10,12 +10,11 @@ import pytest
 
 from nats_stream_source.cli.main import main
 from nats_stream_source.embedded import NatsServer
-from tests.docs.console import console_commands
+from tests.docs.pages import console_commands, page
 from tests.support.nats import buckets
-from tests.support.paths import ROOT
 from tests.support.spark.checkpoints import Checkpoint, ends
 
-PAGE = (ROOT / "docs/command.md").read_text()
+PAGE = page("command")
 LAKE = "/lake/plant-checkpoint"
 
 _VARIES = (
@@ -53,7 +52,7 @@ def test_commands_run(
     checkpoint.plan(1, second)
     monkeypatch.setenv("NATS_URL", url)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    found = console_commands(PAGE)
+    found = console_commands("command")
     assert [command.split()[:2] for command, _ in found] == [
         ["nats-stream-source", name] for name in ("peek", "peek", "inspect")
     ]

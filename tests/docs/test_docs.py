@@ -1,15 +1,27 @@
-"""The documents name modules, tests, options and commands that exist."""
+"""The pages name modules, tests, options, errors and commands that exist, and quote real errors."""
 
 from __future__ import annotations
 
 import ast
 import re
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
+import yaml
+from pyspark.sql.types import StructType
 
 from docs.generate import documents
+from nats_stream_source import errors
+from nats_stream_source.cli import checkpoint, connection
+from nats_stream_source.errors import NatsSourceError, OptionError
+from nats_stream_source.options import kv_options
+from nats_stream_source.spark.datasource import NatsKvDataSource
+from nats_stream_source.wire.consumer.cursor import Rebuild
+from tests.docs.pages import page
 from tests.support.paths import ROOT
 
 PACKAGE = ROOT / "nats_stream_source"
@@ -90,3 +102,100 @@ def test_promises_have_tests() -> None:
     promises = [row for row in rows if not row.startswith(("| ---", "| event |"))]
     assert len(promises) > 50
     assert [row for row in promises if not re.search(r"`tests/[\w/]+(?:\.py|/)` \|$", row)] == []
+
+
+# -- conformance.md ------------------------------------------------------------------------------
+
+RULES = re.findall(r"^\| (.*) \| (.*) \|$", page("internals/conformance"), re.MULTILINE)
+RULES = [rule for rule in RULES if rule[0] not in ("rule", "---")]
+
+
+def test_documents_have_rules() -> None:
+    parts = re.findall(r"^## (ADR-\d+) ", page("internals/conformance"), re.MULTILINE)
+    assert parts == ["ADR-31", "ADR-53", "ADR-15", "ADR-8", "ADR-19"]
+    assert len(RULES) > 70
+
+
+@pytest.mark.parametrize(("rule", "shown_by"), RULES, ids=lambda text: text[:40])
+def test_rule_names_tests(rule: str, shown_by: str) -> None:
+    tests = re.findall(r"`([\w/]+\.py)`", shown_by)
+    # A rule that is not kept by anything needs its reason.
+    assert any(not name.startswith("unit/") for name in tests) or "*Not kept*" in rule
+    assert [name for name in tests if not (ROOT / "tests" / name).exists()] == []
+
+
+# -- production.md -------------------------------------------------------------------------------
+
+
+def test_alerts_of_page_are_alerts_of_rules() -> None:
+    (group,) = yaml.safe_load((ROOT / "examples/monitoring/rules.yml").read_text())["groups"]
+    alerts = [rule["alert"] for rule in group["rules"] if "alert" in rule]
+    sections = page("production").partition("\n## Alerts\n")[2]
+    assert re.findall(r"^### (\w+)$", sections, re.MULTILINE) == alerts
+    metrics = page("operations")
+    for name in re.findall(r"\bnats_stream_source_\w+", page("production")):
+        assert f"`{name}`" in metrics
+
+
+def test_reasons_of_page_exist() -> None:
+    for name in re.findall(r"`(\w+Error)`", page("production")):
+        assert hasattr(errors, name)
+    table = page("production").partition("| `reason` | what to do |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"`([a-z ]+)`", table)) == {reason.value for reason in Rebuild}
+
+
+# -- troubleshooting.md --------------------------------------------------------------------------
+
+GIVEN = {"servers": "nats://127.0.0.1:4222", "bucket": "fleet"}
+
+QUOTED: list[tuple[Callable[[], Any], str]] = [
+    (
+        lambda: kv_options({**GIVEN, "startingoffsets": "latest"}),
+        "unknown option 'startingoffsets'",
+    ),
+    (lambda: kv_options({**GIVEN, "batchsize": "1"}), "unknown option 'batchsize'"),
+    (lambda: kv_options({**GIVEN, "provider": "nats_kv"}), "unknown option 'provider'"),
+    (lambda: kv_options({}), "could not read format 'nats_kv': no option"),
+    (
+        lambda: NatsKvDataSource(GIVEN).reader(StructType().add("key", "string")),
+        "could not read format 'nats_kv' with the given schema",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fail", "quoted"), QUOTED, ids=[quoted for _, quoted in QUOTED])
+def test_quoted_errors_of_options(fail: Callable[[], Any], quoted: str) -> None:
+    (cell,) = re.findall(
+        rf"^\| `OptionError: ({re.escape(quoted)}[^`]*)`", page("troubleshooting"), re.MULTILINE
+    )
+    with pytest.raises(OptionError) as caught:
+        fail()
+    assert str(caught.value).startswith(cell.rstrip("… "))
+
+
+def _errors(*modules: ModuleType) -> dict[str, type[NatsSourceError]]:
+    """The classes of errors that these modules define, by name."""
+    return {
+        name: kind
+        for module in modules
+        for name, kind in vars(module).items()
+        if isinstance(kind, type)
+        and issubclass(kind, NatsSourceError)
+        and kind.__module__ == module.__name__
+    }
+
+
+def test_error_classes_of_page_exist() -> None:
+    named = set(re.findall(r"\b([A-Z]\w+Error)(?=:|`)", page("troubleshooting")))
+    others = {"AssertionError", "BrokenPipeError", "DeltaProtocolError", "ModuleNotFoundError"}
+    others |= {"UnsupportedClassVersionError"}
+    assert len(named - others) > 5
+    assert named - others - _errors(errors, checkpoint, connection).keys() == set()
+
+
+def test_error_classes_are_on_page() -> None:
+    raised = _errors(errors, checkpoint, connection).keys() - {"NatsSourceError"}
+    assert len(raised) > 60
+    cells = re.findall(r"^\| (`.*?)(?<!\\) \| ", page("troubleshooting"), re.MULTILINE)
+    found = set(re.findall(r"\b[A-Z]\w+Error\b", " ".join(cells)))
+    assert sorted(raised - found) == []

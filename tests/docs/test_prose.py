@@ -114,23 +114,12 @@ def messages(path: Path) -> Iterator[tuple[int, str]]:
             yield node.lineno, text.replace("\n", " ")
 
 
-@pytest.mark.parametrize(
-    ("text", "phrase"),
-    [
-        ("the answer is no JSON", "is no"),
-        ("the consumer is\nno longer there", None),
-        ("the stream was set back", "set back"),
-        ("a server forgets the consumer", "forgets"),
-        ("the server says that", "server says"),
-        ("the row comes again", "comes again"),
-        ("a query that is lied to", "lied to"),
-        ("unknown option", None),
-        ("the note is noted", None),
-    ],
-)
-def test_banned_phrases_are_found(text: str, phrase: str | None) -> None:
-    match = _BANNED.search(text)
-    assert (match[0] if match else None) == phrase
+def test_banned_phrases_are_found() -> None:
+    assert _BANNED.findall("the answer is no JSON; the stream was set back") == [
+        "is no",
+        "set back",
+    ]
+    assert not _BANNED.search("the consumer is\nno longer there; unknown; the note is noted")
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -158,24 +147,11 @@ def names_and_docstrings(path: Path) -> Iterator[tuple[int, str]]:
                 yield node.lineno, node.name.replace("_", " ")
 
 
-@pytest.mark.parametrize(
-    ("name", "accepted"),
-    [
-        ("test_stream_recreated_while_query_runs", True),
-        ("test_as_of_time", True),
-        ("test_notices", True),
-        ("test_a_stream", False),
-        ("test_it_cuts", False),
-        ("test_made_again_under_query", False),
-        ("test_while_stopped", False),
-        ("test_again", False),
-        ("test_checkpoint_of_a_query", False),
-        ("test_error_says_why", False),
-        ("test_caller_is_told", False),
-    ],
-)
-def test_test_names(name: str, accepted: bool) -> None:
-    assert (_REFUSED_NAME.search(name) is None) == accepted
+def test_refused_names_are_found() -> None:
+    for name in ("test_a_stream", "test_made_again", "test_while_stopped", "test_caller_is_told"):
+        assert _REFUSED_NAME.search(name)
+    for name in ("test_stream_recreated_while_query_runs", "test_as_of_time", "test_notices"):
+        assert not _REFUSED_NAME.search(name)
 
 
 @pytest.mark.parametrize("path", TESTS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,13 +11,12 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from nats_stream_source.embedded import NatsServer
+from tests.docs.pages import blocks, rows_now
 from tests.support.nats.buckets import create_bucket, delete, publish, put_many
 from tests.support.nats.streams import create_stream
-from tests.support.paths import ROOT
-from tests.support.spark.streaming_query import begin, run_to_the_end
+from tests.support.spark.streaming_query import begin
 from tests.support.wait import wait_until
 
-PAGE = (ROOT / "docs/stateful.md").read_text()
 DEADLINE = 300.0  # seconds, for two queries that start on a busy machine
 STORE = "spark.sql.streaming.stateStore.providerClass"
 SHORTER = {'"1 minute"': '"1 second"', '"10 seconds"': '"0 seconds"', "600_000": "1_000"}
@@ -31,8 +29,8 @@ def examples(spark: SparkSession, shared_server: NatsServer) -> Iterator[dict[st
     create_bucket(url, "fleet", 10)
     for name in ("ORDERS", "PAYMENTS"):
         create_stream(url, name, f"{name.lower()}.>")
-    code = "\n".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL))
-    for long, short in {"nats://127.0.0.1:4222": url, **SHORTER}.items():
+    code = "\n".join(blocks("stateful", "python", url=url))
+    for long, short in SHORTER.items():
         assert long in code
         code = code.replace(long, short)
     before = spark.conf.get(STORE)
@@ -41,15 +39,6 @@ def examples(spark: SparkSession, shared_server: NatsServer) -> Iterator[dict[st
     yield names
     assert before is not None
     spark.conf.set(STORE, before)
-
-
-def rows_now(frame: DataFrame, checkpoint: Path) -> list[Row]:
-    """The rows that a query returns for what is stored."""
-    found: list[Row] = []
-    writer = frame.writeStream.foreachBatch(lambda batch, _: found.extend(batch.collect()))
-    writer = writer.trigger(availableNow=True).option("checkpointLocation", str(checkpoint))
-    run_to_the_end(writer.start)
-    return found
 
 
 def test_windows_joins_and_deduplication(examples: dict[str, Any], tmp_path: Path) -> None:

@@ -1,0 +1,255 @@
+"""The examples of the pages on Spark run as they stand, and print what the pages show."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import Row, SparkSession
+
+from nats_stream_source.delta import follow
+from nats_stream_source.embedded import NatsServer
+from nats_stream_source.spark.runner import close_cached_runners
+from nats_stream_source.wire.codec.definition import encode_key, parse_chain
+from tests.docs.pages import SERVER, blocks, page, rows_now
+from tests.support.nats.buckets import bucket_state, create_bucket, delete, publish, put, put_many
+from tests.support.nats.streams import create_stream, stream_state
+from tests.support.query_driver.batch import read_batch
+from tests.support.wait import wait_until
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def url(nats_server: NatsServer) -> str:
+    return nats_server.url
+
+
+def run(examples: list[str], names: dict[str, Any]) -> dict[str, Any]:
+    """Run the examples one after the other; the names that they define."""
+    for example in examples:
+        exec(example, names)
+    return names
+
+
+def values_of(url: str, bucket: str) -> dict[str, bytes]:
+    return {row["key"]: bytes(row["value"]) for row in read_batch(url, bucket=bucket)}
+
+
+def test_getting_started(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """With the server that the page starts, on a free port."""
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)  # restores what the page sets
+    text = page("getting-started")
+    (command,) = re.findall(r"^nats-server .*$", text, re.MULTILINE)
+    first, store, directory, *others = shlex.split(command)[1:]
+    assert (store, directory) == ("--store_dir", "nats-data")
+    names: dict[str, Any] = {}
+    compared = 0
+    with NatsServer(store=tmp_path / directory, args=[first, *others]) as server:
+        # Spark resolves the relative paths of the page in the directory of its JVM.
+        text = text.replace(SERVER, server.url).replace('"lake/', f'"{tmp_path}/lake/')
+        for language, block in re.findall(r"```(python|text)\n(.*?)```", text, re.DOTALL):
+            if language == "python":
+                exec(block, names)
+            else:
+                assert capsys.readouterr().out.strip() == block.strip()
+                compared += 1
+    assert compared == 4
+    assert names["spark"] is spark
+
+
+def test_batch(spark: SparkSession, url: str, capsys: Capture) -> None:
+    create_bucket(url, "fleet", 3)
+    planes = [("plane.1", b"EWR"), ("plane.2", b"IAH"), ("ship.1", b"ROT"), ("plane.1", b"JFK")]
+    put_many(url, "fleet", planes)
+    delete(url, "fleet", "plane.2")
+    put_many(url, "fleet", [("ship.1", b"HAM")])
+    create_stream(url, "ORDERS", "orders.>")
+    publish(url, [(f"orders.{where}.1", b"", None) for where in ("eu", "us", "eu", "us")])
+    moment = max(row["created"] for row in read_batch(url, bucket="fleet")).isoformat()
+    close_cached_runners()
+    names: dict[str, Any] = {"spark": spark, "servers": url, "moment": moment}
+    outputs = []
+    for example in blocks("batch", "python"):
+        exec(example, names)
+        outputs.append(capsys.readouterr().out)
+    now, _, then, changed, told, revisions, ranges = outputs
+    assert re.findall(r"plane\.\d|ship\.\d", now) == ["plane.1"]
+    assert re.findall(r"plane\.\d|ship\.\d", then) == ["plane.2", "ship.1", "plane.1"]
+    rows = re.findall(r"([\w.]+)\| +(\w+)\| +(\d+)\|", changed)
+    assert sorted(rows) == [("plane.2", "DEL", "5"), ("ship.1", "PUT", "6")]
+    assert re.findall(r"plane\.\d|ship\.\d", told) == ["plane.1"]
+    assert len(re.findall(r"\| +fleet\|", revisions)) == 5
+    assert re.findall(r"orders\.\w+\.1", ranges) == ["orders.eu.1", "orders.eu.1", "orders.us.1"]
+
+
+def test_codecs(spark: SparkSession, url: str, capsys: Capture) -> None:
+    run(blocks("codecs", "python", url=url), {"spark": spark})
+    (printed,) = blocks("codecs", "text")
+    assert capsys.readouterr().out.strip() == printed.strip()
+
+
+def test_table_of_codecs() -> None:
+    rows = re.findall(r"^\| `([\w,]+)` \| (`.*?) \| (`.*?) \|$", page("codecs"), re.MULTILINE)
+    assert len(rows) == 3
+    for chain, keys, stored in rows:
+        codecs = parse_chain(chain, ("base64", "path"))
+        encoded = [encode_key(codecs, key) for key in re.findall(r"`(.*?)`", keys)]
+        assert encoded == re.findall(r"`(.*?)`", stored)
+
+
+def test_enrichment(spark: SparkSession, url: str, capsys: Capture) -> None:
+    create_bucket(url, "devices")
+    put_many(url, "devices", [("d1", b"oven1"), ("d2", b"oven2")])
+    names = run(blocks("enrichment", "python", url=url), {"spark": spark})
+    (printed,) = blocks("enrichment", "text")
+    assert capsys.readouterr().out.strip() == printed.strip()
+    values = [b"oven1", b"oven2", None, b"oven1", None]
+    assert [row.value for row in names["fresh"].collect()] == values
+    joined = {(row.celsius, row.value) for row in names["joined"].collect()}
+    assert joined == set(zip((20.5, 19.0, 3.5, 21.0, 0.0), values, strict=True))
+
+
+def test_several(spark: SparkSession, url: str, tmp_path: Path) -> None:
+    create_bucket(url, "site-1")
+    put(url, "site-1", "k", b"v")
+    for name in ("ORDERS", "RETURNS", "AUDIT"):
+        create_stream(url, name)
+        publish(url, [(f"{name}.x", b"", None)] * 18)
+    names = run(blocks("several", "python", url=url)[:2], {"spark": spark})
+    assert [row.bucket for row in rows_now(names["sites"], tmp_path / "sites")] == ["site-1"]
+    found = [row.stream for row in rows_now(names["since"], tmp_path / "since")]
+    counts = {name: found.count(name) for name in ("ORDERS", "RETURNS", "AUDIT")}
+    assert counts == {"ORDERS": 2, "RETURNS": 18, "AUDIT": 0}
+
+
+def test_streams(spark: SparkSession, url: str, tmp_path: Path) -> None:
+    create_stream(url, "ORDERS", "orders.>")
+    publish(url, [("orders.eu.1", b"one", {"Trace-Id": "x"}), ("orders.asia.1", b"two", None)])
+    publish(url, [("orders.us.1", b"three", None)])
+    create_bucket(url, "fleet")
+    transform = {"src": "$KV.fleet.>", "dest": "$KV.all-sites.fleet.>"}
+    sources = [{"name": "KV_fleet", "subject_transforms": [transform]}]
+    create_bucket(url, "all-sites", sources=sources)
+    put(url, "fleet", "v1", b"")
+    wait_until(lambda: bucket_state(url, "all-sites")["messages"] == 1, "the sourced entry")
+    first, traced, everywhere, looked_up, replayed = blocks("streams", "python", url=url)
+    names: dict[str, Any] = {"spark": spark}
+
+    def rows_of(example: str, name: str) -> list[Row]:
+        run([example], names)
+        return rows_now(names[name], tmp_path / f"{len(list(tmp_path.iterdir()))}")
+
+    run([first], names)
+    assert rows_of(traced, "traced") == [Row(sequence=1, trace="x"), Row(sequence=3, trace=None)]
+    (entry,) = rows_of(everywhere, "everywhere")
+    assert (entry.key, entry.origin_stream, entry.origin_sequence) == ("fleet.v1", "KV_fleet", 1)
+    assert [row.sequence for row in rows_of(looked_up, "orders")] == [1, 2, 3]
+    assert [bytes(row.data) for row in rows_of(replayed, "replayed")] == [b"three"]
+
+
+def test_writing(spark: SparkSession, url: str, tmp_path: Path, capsys: Capture) -> None:
+    create_stream(url, "ORDERS", "orders.>")
+    paths = {"checkpoint": str(tmp_path / "checkpoint"), "lake": str(tmp_path / "lake")}
+    run(blocks("writing", "python", url=url), {"spark": spark, **paths})
+    values = values_of(url, "fleet")
+    assert values == {"truck.1": b"48.1,11.5", "truck.2": b"48.2,11.6"}
+    for copy in ("copy", "shouting", "rebuilt"):
+        assert values_of(url, copy) == values, copy
+    assert stream_state(url, "ORDERS")["messages"] == 10_001
+    assert capsys.readouterr().out == blocks("writing", "text")[-1]
+
+
+def test_history_of_existing_bucket_has_each_key(
+    spark: SparkSession, url: str, tmp_path: Path
+) -> None:
+    """docs/delta.md: the history of a bucket, and the questions that the page asks of it."""
+    create_bucket(url, "fleet", 5)
+    put_many(url, "fleet", [(f"k{i}", b"old") for i in range(4)])
+    put_many(url, "fleet", [("k1", b"new")])
+    reading, asking = (
+        block
+        for block in blocks("delta", "python", url=url, lake=str(tmp_path))
+        if block.startswith(("revisions", "from deltalake"))
+    )
+    names: dict[str, Any] = {"spark": spark, "follow": follow}
+    run([reading.replace("=2)", "=2, once=True)")], names)
+    assert names["query"].awaitTermination(120)
+
+    # The page's Tuesday is today, its noon a minute after the puts.
+    later = datetime.now(timezone.utc) + timedelta(minutes=1)
+    for asked, time in (
+        ("2026-11-24T12:00:00Z", later),
+        ("2026-11-24T00:00:00Z", later - timedelta(hours=1)),
+        ("2026-11-25T00:00:00Z", later),
+    ):
+        assert asked in asking
+        asking = asking.replace(asked, time.strftime("%Y-%m-%dT%H:%M:%SZ"))
+    run([asking], names)
+    fleet = {row["key"]: row["value"] for row in pa.table(names["fleet"]).to_pylist()}
+    assert fleet == {"k0": "old", "k1": "new", "k2": "old", "k3": "old"}
+    changed = [row["key"] for row in pa.table(names["changed"]).to_pylist()]
+    assert sorted(changed) == ["k0", "k1", "k1", "k2", "k3"]
+
+
+# What `protoc --python_out` makes of a message with two fields, without protoc.
+ORDER_PB2 = """
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+Field = descriptor_pb2.FieldDescriptorProto
+fields = [
+    Field(name="id", number=1, type=Field.TYPE_INT64, label=Field.LABEL_OPTIONAL),
+    Field(name="city", number=2, type=Field.TYPE_STRING, label=Field.LABEL_OPTIONAL),
+]
+message = descriptor_pb2.DescriptorProto(name="Order", field=fields)
+pool = descriptor_pool.DescriptorPool()
+pool.Add(
+    descriptor_pb2.FileDescriptorProto(
+        name="order.proto", package="shop", syntax="proto3", message_type=[message]
+    )
+)
+Order = message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.Order"))
+"""
+
+
+@pytest.mark.delta
+def test_values(
+    spark: SparkSession,
+    url: str,
+    tmp_path: Path,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    create_stream(url, "HITS", "hits.>", allow_msg_counter=True)
+    additions = [("hits.a", "+1"), ("hits.b", "+2"), ("hits.a", "+5"), ("hits.b", "-3")]
+    publish(url, [(subject, b"", {"Nats-Incr": added}) for subject, added in additions])
+    (tmp_path / "order_pb2.py").write_text(ORDER_PB2)
+    spark.sparkContext.addPyFile(str(tmp_path / "order_pb2.py"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    names: dict[str, Any] = {"spark": spark, "lake": str(tmp_path), "__name__": "__main__"}
+    examples = re.findall(
+        r"```python\n(.*?)```\n(?:\n```text\n(.*?)```)?", page("values"), re.DOTALL
+    )
+    printed = []
+    for example, _ in examples:
+        exec(example.replace(SERVER, url), names)
+        printed.append(capsys.readouterr().out.strip())
+    sys.modules.pop("order_pb2", None)
+    assert printed == [expected.strip() for _, expected in examples]
+
+    # The micro-batch is repeated.
+    names["keep"](names["json"].withColumn("bad", names["bad"]), 0)
+    assert stream_state(url, "BAD")["messages"] == 3
+    assert spark.read.format("delta").load(f"{tmp_path}/bad_cars").count() == 3
+    good = spark.read.format("delta").load(f"{tmp_path}/cars").select("key", "plate", "km")
+    expected = [("json.1", "M-1", 1200), ("json.4", None, 9), ("json.6", "M-6", 5)]
+    assert sorted(map(tuple, good.collect())) == expected
