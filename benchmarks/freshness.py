@@ -18,29 +18,29 @@ in a process of its own. ``benchmarks.commits`` has the memory.
 
 from __future__ import annotations
 
-import json
-import multiprocessing
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
-from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
-from benchmarks.support.bucket_data import entries, fill_bucket
+from benchmarks.support.bucket_data import SIZE, entries, fill_bucket
 from benchmarks.support.delta_merge import ENGINES, SIZES, measure_merge
-from benchmarks.support.follower import measure_follower
-from benchmarks.support.machine import OtherProcesses, in_process
+from benchmarks.support.follower import (
+    DEADLINE,
+    Visible,
+    latencies,
+    measure_follower,
+    put_values,
+    watching,
+)
+from benchmarks.support.machine import in_process
 from benchmarks.support.output import finish, parsed
-from benchmarks.support.raw_connection import RawConnection
 from benchmarks.support.spark_session import spark_session
 from nats_stream_source.delta import configure, merge_changes
 from nats_stream_source.delta.spark.follow import ASYNC_PROGRESS
@@ -65,69 +65,7 @@ CASES = (
 """An engine that rewrites files does not keep up with a large table."""
 
 MAX_ROWS = 50_000  # of a micro-batch
-_SIZE = 128  # bytes of a value
-_TICK = 0.001  # seconds between two looks at the clock, or at the table's log
 _READ = (4_000, 100_000, 1_000_000)  # keys of followed tables whose readers are measured
-_DEADLINE = 180.0  # seconds for the last puts to become visible
-
-_spawned = multiprocessing.get_context("spawn")
-
-
-Visible = list[tuple[int, int]]
-"""Pairs of time in ns and the greatest revision visible from then on."""
-
-
-def put_values(port: int, rate: int, keys: int, count: int, times: Path) -> None:
-    """Put ``count`` entries over a bare socket, ``rate`` a second; save the time of each in ns."""
-    due_times, sent = np.zeros(count, np.int64), 0
-    value = b"x" * _SIZE
-    numbers = np.random.default_rng(1).integers(0, keys, count).tolist()
-    with RawConnection(port) as connection:
-        began = time.perf_counter()
-        while sent < count:
-            due = min(count, int((time.perf_counter() - began) * rate))
-            if due > sent:
-                due_times[sent:due] = time.time_ns()
-                puts = (
-                    b"PUB $KV.bench.key.%d %d\r\n%s\r\n" % (number, _SIZE, value)
-                    for number in numbers[sent:due]
-                )
-                connection.send(b"".join(puts))
-                sent = due
-            time.sleep(_TICK)
-        connection.flush()
-    np.save(times, due_times)
-
-
-def watch_table(path: str, last: int, visible: Queue[Visible], deadline: float) -> None:
-    """Read each new entry of the log until revision ``last`` is visible; put what was seen."""
-    version, seen = DeltaTable(path).version() + 1, []
-    until = time.monotonic() + deadline
-    while time.monotonic() < until and not (seen and seen[-1][1] >= last):
-        entry = Path(f"{path}/_delta_log/{version:020}.json")
-        if not entry.exists():
-            time.sleep(_TICK)
-            continue
-        adds = [json.loads(line).get("add") for line in entry.read_text().splitlines()]
-        statistics = [json.loads(add["stats"]) for add in adds if add and add.get("stats")]
-        revisions = [one["maxValues"]["revision"] for one in statistics if one["numRecords"]]
-        if revisions:
-            seen.append((time.time_ns(), max(revisions)))
-        version += 1
-    visible.put(seen)
-
-
-def latencies(puts: np.ndarray, first: int, visible: Visible) -> np.ndarray:
-    """Milliseconds from each put to the first time at which its revision was visible.
-
-    Args:
-        puts: times in ns; the first put has the revision ``first``.
-        visible: in the order of time.
-    """
-    times = np.array([at for at, _ in visible])
-    revisions = np.maximum.accumulate([revision for _, revision in visible])
-    position = np.searchsorted(revisions, first + np.arange(len(puts)))
-    return (times[position] - puts) / 1e6
 
 
 def measure(
@@ -149,7 +87,7 @@ def measure(
 
     with NatsServer() as server, tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         table, times = f"{scratch}/table", Path(scratch, "times.npy")
-        first = fill_bucket(server.port, "bench", entries(keys, keys, _SIZE), history=64) + 1
+        first = fill_bucket(server.port, "bench", entries(keys, keys, SIZE), history=64) + 1
         last = first + count - 1
         options = {"servers": server.url, "bucket": "bench", "includeHistory": "true"}
         source = spark.readStream.format("nats_kv").options(**options)
@@ -160,13 +98,13 @@ def measure(
         try:
             query.processAllAvailable()
             before = len(query.recentProgress)
-            with OtherProcesses() as others, watching(way, table, last) as seen:
+            with watching(way, table, last) as seen:
                 in_process(put_values, server.port, rate, keys, count, times)
-                until = time.monotonic() + _DEADLINE
+                until = time.monotonic() + DEADLINE
                 while way == "foreachBatch" and arrived[-1][1] < last:
                     if time.monotonic() > until or query.exception() is not None:
                         break
-                    time.sleep(_TICK)
+                    time.sleep(0.001)
                 visible = arrived if way == "foreachBatch" else seen()
             reports = query.recentProgress[before:]
         finally:
@@ -178,9 +116,6 @@ def measure(
         "way": way,
         "keys": keys,
         **summary(rate, taken, reports),
-        "behind": float(taken[-1]) / 1000,  # seconds from the last put until it was visible
-        "memory": psutil.Process().memory_info().rss,  # of the driver's Python process
-        "others": others.as_dict(),
     }
 
 
@@ -196,33 +131,10 @@ def summary(
     p50, p99 = np.percentile(taken[len(taken) // 4 :], [50, 99])
     return {
         "rate": rate,
-        "entries": len(taken),
         "p50": float(p50),
         "p99": float(p99),
         "gap": float(np.median(np.diff(begun))) * 1e3,
-        "batches": len(begun),
     }
-
-
-@contextmanager
-def watching(way: str, table: str, last: int) -> Iterator[Callable[[], Visible]]:
-    """Watch the table in another process; the value returns what it has seen at its end.
-
-    Args:
-        way: ``"foreachBatch"`` without a table to watch.
-        last: the revision at which the watching ends.
-    """
-    if way == "foreachBatch":
-        yield list
-        return
-    visible: Queue[Visible] = _spawned.Queue()
-    process = _spawned.Process(target=watch_table, args=(table, last, visible, 2 * _DEADLINE))
-    process.start()
-    try:
-        yield lambda: visible.get(timeout=2 * _DEADLINE)
-    finally:
-        process.terminate()
-        process.join()
 
 
 def measured(spark: SparkSession, way: str, rate: int, keys: int, seconds: float) -> dict[str, Any]:
@@ -230,7 +142,7 @@ def measured(spark: SparkSession, way: str, rate: int, keys: int, seconds: float
     if way != "follow":
         return measure(spark, way, rate, keys, seconds)
     read = keys in _READ and rate == 1_000
-    return measure_follower(put_values, watching, latencies, rate, keys, seconds, read=read)
+    return measure_follower(rate, keys, seconds, read=read)
 
 
 def merging_session(builder: SparkSession.Builder) -> SparkSession.Builder:

@@ -26,7 +26,6 @@ from pyspark.sql import DataFrame, SparkSession
 from benchmarks.freshness import measure as freshness
 from benchmarks.freshness import summary
 from benchmarks.support.kafka import KafkaBroker, create_topic, start_kafka, steady_producer
-from benchmarks.support.machine import OtherProcesses
 from benchmarks.support.output import finish, parsed
 from benchmarks.support.spark_session import spark_session
 from nats_stream_source.delta import configure
@@ -70,18 +69,17 @@ def measure_topic(
         query = writer.option("checkpointLocation", f"{scratch}/checkpoint").start()
         try:
             query.processAllAvailable()
-            with OtherProcesses() as others:
-                subprocess.run(steady_producer(broker, topic, rate, count), check=True)
-                deadline = time.monotonic() + _DEADLINE
-                while sum(map(len, arrived)) < count and time.monotonic() < deadline:
-                    query.processAllAvailable()
+            subprocess.run(steady_producer(broker, topic, rate, count), check=True)
+            deadline = time.monotonic() + _DEADLINE
+            while sum(map(len, arrived)) < count and time.monotonic() < deadline:
+                query.processAllAvailable()
             reports = query.recentProgress
         finally:
             query.stop()
     taken = np.concatenate(arrived) if arrived else np.array([], np.int64)
     if len(taken) != count:
         raise RuntimeError(f"{len(taken):,} records arrived of {count:,}")
-    return {**summary(rate, taken / 1e6, reports), "others": others.as_dict()}
+    return summary(rate, taken / 1e6, reports)
 
 
 def measure(rates: Sequence[int], seconds: float, *, kafka: bool) -> list[dict[str, Any]]:

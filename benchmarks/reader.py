@@ -33,7 +33,6 @@ from nats_stream_source.options import kv_options
 from nats_stream_source.rows.kv import KvFormat
 from nats_stream_source.rows.splits import Split
 from nats_stream_source.spark.runner import Runner
-from nats_stream_source.wire.framing import scanner
 
 SIZES = (16, 128, 1024, 16384)
 _KEYS = 100_000
@@ -50,9 +49,8 @@ def measure(size: int, headers: bool, rounds: int, rows: int) -> dict[str, Any]:
         rows: how many messages; fewer if the values are large.
 
     Returns:
-        Medians of the rounds. ``callback`` is nats-py's messages per second, ``rounds`` the ratios
-        of the single rounds; ``cpu_ratio``, by the CPU time of both processes, is the ratio if
-        both cores are busy.
+        Medians of the rounds. ``callback`` is nats-py's messages per second; ``cpu_ratio``, by the
+        CPU time of both processes, is the ratio if both cores are busy.
     """
     rows = min(rows, _MAX_BYTES // (size + 120))
     with server_for_slow_clients() as server:
@@ -75,7 +73,6 @@ def measure(size: int, headers: bool, rounds: int, rows: int) -> dict[str, Any]:
                 callback.append(asyncio.run(_callback(server.url, rows)))
         finally:
             runner.close()
-    pairs = [one.rate / other.rate for one, other in zip(reader, bare, strict=True)]
     one, other = Run.median(reader), Run.median(bare)
     cpu_ratio = (other.own_cpu + other.server_cpu) / (one.own_cpu + one.server_cpu)
     messages = statistics.median(callback)
@@ -84,10 +81,8 @@ def measure(size: int, headers: bool, rounds: int, rows: int) -> dict[str, Any]:
         "headers": headers,
         "rows": rows,
         "bare": asdict(other),
-        "scanner": scanner.selected(),
         "reader": asdict(one),
         "callback": messages,
-        "rounds": pairs,
         "ratio": one.rate / other.rate,
         "cpu_ratio": cpu_ratio,
         "over_callback": one.rate / messages,

@@ -23,11 +23,10 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from benchmarks.support.bucket_data import SIZE, entries, fill_bucket, write_parquet
 from benchmarks.support.kafka import KafkaBroker, create_topic, start_kafka
-from benchmarks.support.machine import OtherProcesses, cores, timed
+from benchmarks.support.machine import cores, timed
 from benchmarks.support.output import finish, parsed
 from benchmarks.support.raw_connection import server_for_slow_clients
 from benchmarks.support.spark_session import spark_session
-from nats_stream_source.connection.frame_scanner import select_frame_scanner
 
 SINKS = ("noop", "parquet")
 Run = dict[str, Any]
@@ -90,7 +89,7 @@ def run_query(spark: SparkSession, source: Source, sink: str, rows: int) -> Run:
 
 def measure(rows: int, rounds: int, size: int, *, kafka: bool) -> dict[str, Any]:
     """Fill a server, and a broker with ``kafka``, and let the sources take turns on them."""
-    with ExitStack() as stack, OtherProcesses() as others:
+    with ExitStack() as stack:
         server = stack.enter_context(server_for_slow_clients())
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         keys = max(rows // 10, 1)
@@ -118,8 +117,6 @@ def measure(rows: int, rounds: int, size: int, *, kafka: bool) -> dict[str, Any]
         "rows": rows,
         "size": size,
         "results": [result(name, sink, rows, runs) for (name, sink), runs in warm.items()],
-        "scanner": select_frame_scanner(),
-        "others": others.as_dict(),
     }
 
 

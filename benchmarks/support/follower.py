@@ -1,15 +1,17 @@
-"""The command ``follow``: latency of its table, its work, and what readers of the table pay."""
+"""Puts at a constant rate, when a table shows them, and the work of the command ``follow``."""
 
 from __future__ import annotations
 
-import contextlib
-import itertools
+import json
+import multiprocessing
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any
 
@@ -20,29 +22,104 @@ import psutil
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
-from benchmarks.support.bucket_data import entries, fill_bucket
-from benchmarks.support.machine import OtherProcesses, cpu_seconds, in_process
+from benchmarks.support.bucket_data import SIZE, entries, fill_bucket
+from benchmarks.support.machine import cpu_seconds, in_process
+from benchmarks.support.raw_connection import RawConnection
 from nats_stream_source.embedded import NatsServer
 
-_SIZE = 128  # bytes of a value
 _IDLE = 10.0  # seconds
-_DEADLINE = 300.0  # seconds until the table has the bucket
+_CAUGHT_UP = 300.0  # seconds until the table has the bucket
+_TICK = 0.001  # seconds between two looks at the clock, or at the table's log
+DEADLINE = 180.0  # seconds for the last puts to become visible
+
+_spawned = multiprocessing.get_context("spawn")
+
 _SCANS = 15
 
-Put = Callable[[int, int, int, int, Path], None]
-"""Puts entries: port, rate, keys, count, and the file for the times of the puts."""
+Visible = list[tuple[int, int]]
+"""Pairs of time in ns and the greatest revision visible from then on."""
 
 
-@contextlib.contextmanager
-def running(
-    url: str, table: str, store: Mapping[str, str], *words: str
-) -> Iterator[subprocess.Popen[bytes]]:
+def put_values(port: int, rate: int, keys: int, count: int, times: Path) -> None:
+    """Put ``count`` entries over a bare socket, ``rate`` a second; save the time of each in ns."""
+    due_times, sent = np.zeros(count, np.int64), 0
+    value = b"x" * SIZE
+    numbers = np.random.default_rng(1).integers(0, keys, count).tolist()
+    with RawConnection(port) as connection:
+        began = time.perf_counter()
+        while sent < count:
+            due = min(count, int((time.perf_counter() - began) * rate))
+            if due > sent:
+                due_times[sent:due] = time.time_ns()
+                puts = (
+                    b"PUB $KV.bench.key.%d %d\r\n%s\r\n" % (number, SIZE, value)
+                    for number in numbers[sent:due]
+                )
+                connection.send(b"".join(puts))
+                sent = due
+            time.sleep(_TICK)
+        connection.flush()
+    np.save(times, due_times)
+
+
+def watch_table(path: str, last: int, visible: Queue[Visible], deadline: float) -> None:
+    """Read each new entry of the log until revision ``last`` is visible; put what was seen."""
+    version, seen = DeltaTable(path).version() + 1, []
+    until = time.monotonic() + deadline
+    while time.monotonic() < until and not (seen and seen[-1][1] >= last):
+        entry = Path(f"{path}/_delta_log/{version:020}.json")
+        if not entry.exists():
+            time.sleep(_TICK)
+            continue
+        adds = [json.loads(line).get("add") for line in entry.read_text().splitlines()]
+        statistics = [json.loads(add["stats"]) for add in adds if add and add.get("stats")]
+        revisions = [one["maxValues"]["revision"] for one in statistics if one["numRecords"]]
+        if revisions:
+            seen.append((time.time_ns(), max(revisions)))
+        version += 1
+    visible.put(seen)
+
+
+def latencies(puts: np.ndarray, first: int, visible: Visible) -> np.ndarray:
+    """Milliseconds from each put to the first time at which its revision was visible.
+
+    Args:
+        puts: times in ns; the first put has the revision ``first``.
+        visible: in the order of time.
+    """
+    times = np.array([at for at, _ in visible])
+    revisions = np.maximum.accumulate([revision for _, revision in visible])
+    position = np.searchsorted(revisions, first + np.arange(len(puts)))
+    return (times[position] - puts) / 1e6
+
+
+@contextmanager
+def watching(way: str, table: str, last: int) -> Iterator[Callable[[], Visible]]:
+    """Watch the table in another process; the value returns what it has seen at its end.
+
+    Args:
+        way: ``"foreachBatch"`` without a table to watch.
+        last: the revision at which the watching ends.
+    """
+    if way == "foreachBatch":
+        yield list
+        return
+    visible: Queue[Visible] = _spawned.Queue()
+    process = _spawned.Process(target=watch_table, args=(table, last, visible, 2 * DEADLINE))
+    process.start()
+    try:
+        yield lambda: visible.get(timeout=2 * DEADLINE)
+    finally:
+        process.terminate()
+        process.join()
+
+
+@contextmanager
+def running(url: str, table: str) -> Iterator[subprocess.Popen[bytes]]:
     """The command, which is stopped at the end of the block."""
-    options = itertools.chain(*(("--storage-option", f"{k}={v}") for k, v in store.items()))
     command = [sys.executable, "-m", "nats_stream_source", "follow", "bench", table]
-    process = subprocess.Popen(
-        [*command, "--servers", url, "--no-context", *options, *words], stdout=subprocess.DEVNULL
-    )
+    command += ["--servers", url, "--no-context"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         yield process
     finally:
@@ -50,58 +127,44 @@ def running(
         process.wait(60)
 
 
-def has_rows(table: str, store: Mapping[str, str], rows: int) -> bool:
+def has_rows(table: str, rows: int) -> bool:
     """Whether a table has a number of rows, by the statistics of its files."""
-    if not DeltaTable.is_deltatable(table, dict(store) or None):
+    if not DeltaTable.is_deltatable(table):
         return False
-    actions = DeltaTable(table, storage_options=dict(store) or None).get_add_actions(flatten=True)
+    actions = DeltaTable(table).get_add_actions(flatten=True)
     return sum(pa.table(actions)["num_records"].to_pylist()) >= rows
 
 
-def measure_follower(
-    put: Put,
-    watching: Callable[..., Any],
-    latencies: Callable[..., np.ndarray],
-    rate: int,
-    keys: int,
-    seconds: float,
-    *,
-    interval: float | None = None,
-    store: tuple[str, Mapping[str, str]] = ("", {}),
-    read: bool = False,
-) -> dict[str, Any]:
+def measure_follower(rate: int, keys: int, seconds: float, *, read: bool) -> dict[str, Any]:
     """Follow a bucket of ``keys`` keys while ``rate`` entries a second are put for ``seconds``.
 
     Args:
-        put, watching, latencies: of ``benchmarks.freshness``.
-        interval: the shortest time between two commits; None for the default.
-        store: URI of a directory and the options of an object store; empty for a local disk.
         read: whether the table is read too, while it is written and afterwards.
     """
     count = int(rate * seconds)
     with NatsServer() as server, tempfile.TemporaryDirectory(prefix="bench-") as scratch:
-        table, times = f"{store[0] or scratch}/table-{keys}-{rate}", Path(scratch, "times.npy")
-        first = fill_bucket(server.port, "bench", entries(keys, keys, _SIZE), history=1) + 1
-        words = [] if interval is None else ["--commit-interval", str(interval)]
+        table, times = f"{scratch}/table", Path(scratch, "times.npy")
+        first = fill_bucket(server.port, "bench", entries(keys, keys, SIZE), history=1) + 1
         began = time.monotonic()
-        with running(server.url, table, store[1], *words) as process:
-            while not has_rows(table, store[1], keys):
-                if time.monotonic() - began > _DEADLINE or process.poll() is not None:
+        with running(server.url, table) as process:
+            while not has_rows(table, keys):
+                if time.monotonic() - began > _CAUGHT_UP or process.poll() is not None:
                     raise RuntimeError("the follower did not catch up")
                 time.sleep(0.05)
             caught_up = time.monotonic() - began
-            version = DeltaTable(table, storage_options=dict(store[1]) or None).version()
-            with OtherProcesses() as others, watching("follow", table, first + count - 1) as seen:
+            version = DeltaTable(table).version()
+            with watching("follow", table, first + count - 1) as seen:
                 cpu = cpu_seconds(process.pid)
-                in_process(put, server.port, rate, keys, count, times)
+                in_process(put_values, server.port, rate, keys, count, times)
                 visible = seen()
                 cpu = cpu_seconds(process.pid) - cpu
-            commits = DeltaTable(table, storage_options=dict(store[1]) or None).version() - version
+            commits = DeltaTable(table).version() - version
             scans: dict[str, float] = {}
             if read:
                 reader = threading.Thread(target=lambda: scans.update(scan_times(table)))
                 reader.start()
-                in_process(put, server.port, rate, keys, count, Path(scratch, "later.npy"))
+                later = Path(scratch, "later.npy")
+                in_process(put_values, server.port, rate, keys, count, later)
                 reader.join()
             idle = cpu_seconds(process.pid)
             time.sleep(_IDLE)
@@ -121,17 +184,13 @@ def measure_follower(
         "way": "follow",
         "keys": keys,
         "rate": rate,
-        "entries": count,
         "p50": float(p50),
         "p99": float(p99),
-        "behind": float(taken[-1]) / 1000,
         "memory": peak,
-        "others": others.as_dict(),
         "caught_up": caught_up,
         "cpu": cpu / seconds,
         "idle": idle / _IDLE,
         "commits": commits,
-        "store": bool(store[1]),
         "readers": readers,
     }
 

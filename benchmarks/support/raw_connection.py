@@ -1,9 +1,9 @@
 """The NATS protocol over a bare socket: fills a stream fast and reads it without parsing.
 
-:func:`fill` waits for every PubAck, with thousands of messages in flight. :func:`drain` is the
-baseline of the ratios of reading: a push consumer whose bytes are received into one buffer and
-counted. :func:`publish` is that of writing: it sends the frames that ``BatchPublisher`` sends, with
-as many messages in flight, and counts the PubAcks without parsing them.
+:func:`drain` is the baseline of the ratios of reading: a push consumer whose bytes are received
+into one buffer and counted. :func:`publish` is that of writing: it sends the frames that
+``BatchPublisher`` sends, with as many messages in flight, and counts the PubAcks without parsing
+them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import socket
 import tempfile
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,10 +23,9 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream.publish import MAX_IN_FLIGHT
 from nats_stream_source.jetstream.publish.window import MAX_BYTES
 from nats_stream_source.wire.framing.frames import Framer
-from nats_stream_source.wire.publish.frames import EncodedFrames, MessageColumns, encode
+from nats_stream_source.wire.publish.frames import MessageColumns, encode
 from nats_stream_source.wire.table import FrameKind
 
-_IN_FLIGHT = 4096
 _BATCH, _BATCH_BYTES = 1024, 8 << 20
 _CONNECT = {"verbose": False, "pedantic": False, "headers": True, "no_responders": True}
 _BUFFER = 1 << 20
@@ -35,6 +35,9 @@ _END = b"}\r\n"  # of a PubAck
 
 Message = tuple[str, bytes, bytes]
 """A subject, a header block (``b""`` for none), a payload."""
+
+Piece = tuple[bytes | memoryview, int]
+"""Frames for one call of ``send``, and their number of messages."""
 
 
 class RawConnection:
@@ -53,7 +56,7 @@ class RawConnection:
     def __exit__(self, *_: object) -> None:
         self.socket.close()
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes | memoryview) -> None:
         """Send all of ``data``."""
         self.socket.sendall(data)
 
@@ -92,20 +95,10 @@ class RawConnection:
 
 def fill(port: int, messages: Iterable[Message]) -> int:
     """Publish in order with thousands of messages in flight; returns the number of PubAcks."""
-    with RawConnection(port) as connection:
-        connection.send(b"SUB _A 1\r\n")
-        sent = acked = 0
-        for batch in _batches(messages):
-            connection.send(b"".join(batch))
-            sent += len(batch)
-            while sent - acked > _IN_FLIGHT or (len(batch) < _BATCH and acked < sent):
-                acked += _acks(connection)
-        while acked < sent:
-            acked += _acks(connection)
-        return sent
+    return publish(port, _batches(messages))
 
 
-def _batches(messages: Iterable[Message]) -> Iterator[list[bytes]]:
+def _batches(messages: Iterable[Message]) -> Iterator[Piece]:
     """Encoded messages in batches, limited by count and by size."""
     batch: list[bytes] = []
     size = 0
@@ -113,26 +106,19 @@ def _batches(messages: Iterable[Message]) -> Iterator[list[bytes]]:
         batch.append(_published(message))
         size += len(batch[-1])
         if len(batch) == _BATCH or size > _BATCH_BYTES:
-            yield batch
+            yield b"".join(batch), len(batch)
             batch, size = [], 0
     if batch:
-        yield batch
+        yield b"".join(batch), len(batch)
 
 
 def _published(message: Message) -> bytes:
     subject, block, payload = message
+    reply = f"{subject} {_INBOX}.0".encode()
     if not block:
-        return b"PUB %s _A %d\r\n%s\r\n" % (subject.encode(), len(payload), payload)
+        return b"PUB %s %d\r\n%s\r\n" % (reply, len(payload), payload)
     sizes = len(block), len(block) + len(payload)
-    return b"HPUB %s _A %d %d\r\n%s%s\r\n" % (subject.encode(), *sizes, block, payload)
-
-
-def _acks(connection: RawConnection) -> int:
-    data = connection.socket.recv(_BUFFER)
-    frames = connection.framer.feed(data)
-    if b'"error"' in data or b"-ERR" in data or not data:
-        raise ConnectionError(data[:300].decode(errors="replace"))
-    return int((frames.kind != FrameKind.CONTROL).sum())
+    return b"HPUB %s %d %d\r\n%s%s\r\n" % (reply, *sizes, block, payload)
 
 
 @contextmanager
@@ -197,68 +183,51 @@ def _parsed(connection: RawConnection, rows: int) -> int:
     return size
 
 
-Prepared = list[tuple[memoryview, int]]
-"""Frames in pieces, each for one call of ``send``, and their numbers of messages."""
-
-
-def prepare(columns: Sequence[MessageColumns]) -> Prepared:
+def prepare(columns: Sequence[MessageColumns]) -> list[Piece]:
     """The frames of messages, as ``BatchPublisher`` sends them."""
-    prepared: Prepared = []
+    prepared: list[Piece] = []
     first = 0
     for messages in columns:
         frames = encode(messages, f"{_INBOX}.", first)
         first += len(frames)
-        prepared += [(frames.bytes_of(start, end), end - start) for start, end in _pieces(frames)]
+        start = 0
+        while start < len(frames):
+            border = frames.nbytes(0, start) + _PIECE_BYTES
+            stop = int(np.searchsorted(frames.ends, border, side="right"))
+            stop = min(max(stop, start + 1), start + _PIECE_MESSAGES)
+            prepared.append((frames.bytes_of(start, stop), stop - start))
+            start = stop
     return prepared
 
 
-def _pieces(frames: EncodedFrames) -> Iterator[tuple[int, int]]:
-    start = 0
-    while start < len(frames):
-        border = frames.nbytes(0, start) + _PIECE_BYTES
-        stop = int(np.searchsorted(frames.ends, border, side="right"))
-        stop = min(max(stop, start + 1), start + _PIECE_MESSAGES)
-        yield start, stop
-        start = stop
-
-
-def publish(port: int, prepared: Prepared) -> int:
-    """Send all frames; returns the number of PubAcks."""
+def publish(port: int, pieces: Iterable[Piece]) -> int:
+    """Send all frames; returns the number of PubAcks, which are counted by their last bytes."""
     sent = acked = size = 0
+    tail = b""
     with RawConnection(port) as connection:
         connection.send(f"SUB {_INBOX}.* 1\r\n".encode())
-        acks = _Acks(connection)
-        sizes = []
-        first = 0
-        for piece, count in prepared:
+
+        def receive() -> None:
+            nonlocal acked, size, tail
+            data = connection.socket.recv(_BUFFER)
+            if not data or b'"error"' in data or b"-ERR" in data:
+                raise ConnectionError(data[:300].decode(errors="replace") or "connection closed")
+            data = tail + data
+            tail = data[1 - len(_END) :]
+            acked += data.count(_END)
+            while sizes and sizes[0][0] <= acked:
+                size -= sizes.popleft()[1]
+
+        sizes: deque[tuple[int, int]] = deque()
+        for piece, count in pieces:
             while sent - acked + count > MAX_IN_FLIGHT or (
                 size + len(piece) > MAX_BYTES and acked < sent
             ):
-                acked += acks.receive()
-                while first < len(sizes) and sizes[first][0] <= acked:
-                    size -= sizes[first][1]
-                    first += 1
+                receive()
             connection.send(piece)
             sent += count
             size += len(piece)
             sizes.append((sent, len(piece)))
         while acked < sent:
-            acked += acks.receive()
+            receive()
     return acked
-
-
-class _Acks:
-    """Counts the PubAcks by their last bytes."""
-
-    def __init__(self, connection: RawConnection) -> None:
-        self._connection = connection
-        self._tail = b""
-
-    def receive(self) -> int:
-        """Receive once; returns the number of responses whose last byte has arrived."""
-        data = self._connection.socket.recv(_BUFFER)
-        if not data or b'"error"' in data or b"-ERR" in data:
-            raise ConnectionError(data[:300].decode(errors="replace") or "connection closed")
-        data = self._tail + data
-        self._tail = data[1 - len(_END) :]
-        return data.count(_END)

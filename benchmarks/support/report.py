@@ -209,7 +209,7 @@ def _writing(figures: Figures) -> str:
 
 def _planner(figures: Figures) -> str:
     return listed(
-        (one for one in figures["planned"] if one["where"] in ("beginning", "99 %")),
+        figures["planned"],
         "| filters | start position | limit | p50 / maximum | requests |",
         "| {filters} | {where} | {limit:,} | {p50:.1f} / {worst:.1f} ms | {requests} |",
     )
