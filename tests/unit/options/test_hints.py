@@ -24,8 +24,8 @@ from nats_stream_source.errors import (
     PermissionDeniedError,
     RequestTimeoutError,
 )
-from nats_stream_source.jetstream.subjects import api_prefix, validate_filters, validate_stream
-from nats_stream_source.options import CONNECTION, KV, STREAM, kv_options
+from nats_stream_source.jetstream.subjects import api_prefix, validate_filters
+from nats_stream_source.options import CONNECTION, KV, STREAM
 from nats_stream_source.options.hints import add_option_hints, option_hints, option_names
 from nats_stream_source.spark.runner import Runner
 from tests.support.paths import ROOT
@@ -203,20 +203,6 @@ def test_spark_errors_name_options() -> None:
         runner.close()
 
 
-def test_options_fail_in_options() -> None:
-    base = {"servers": "nats://h:1", "bucket": "b"}
-    with pytest.raises(OptionError, match=r"\(options 'tlsCertFile' or 'tlsKeyFile'\)$"):
-        kv_options({**base, "tlsCertFile": "/c"})
-    with pytest.raises(ConfigurationError, match=r"in 'keys'$"):
-        kv_options({**base, "keys": "a.*,a.b"})
-
-
-def test_stream_named_like_setting() -> None:
-    with pytest.raises(ConfigurationError) as caught, option_hints(NAMES):
-        validate_stream("connect_timeout ")
-    assert "'connect_timeout '" in str(caught.value)
-
-
 # -- the table -------------------------------------------------------------------------------------
 
 
@@ -225,26 +211,3 @@ def test_connection_options_are_settings() -> None:
     options = {option.setting for option in CONNECTION}
     assert options - fields == {"domain"}  # sets api_prefix
     assert fields - options == set()
-
-
-def test_connection_options_reach_their_settings() -> None:
-    values = {
-        "servers": ("nats://h:1",),
-        "tls_handshake_first": True,
-        "connect_timeout": 3.5,
-        "request_timeout": 3.5,
-        "max_control_line": 8192,
-    }
-    exclusive = {"user", "password", "token", "credentials", "credentials_content", "domain"}
-    given = {
-        option: values.get(option.setting, "x-secret")
-        for option in CONNECTION
-        if option.setting not in exclusive
-    }
-    texts = {
-        option.name: "nats://h:1" if option.name == "servers" else str(value).lower()
-        for option, value in given.items()
-    }
-    settings = kv_options({**texts, "bucket": "b"}).connection
-    for option, value in given.items():
-        assert getattr(settings, option.setting) == value, option.name
