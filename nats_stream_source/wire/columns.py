@@ -9,11 +9,9 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from nats_stream_source.errors import ProtocolError
-from nats_stream_source.wire.arrow_slices import in_order, slices
-from nats_stream_source.wire.ascii_integers import bytes_at
+from nats_stream_source.wire.arrow_slices import bytes_at, in_order, slices
 from nats_stream_source.wire.framing import scanner
 from nats_stream_source.wire.framing.frames import Frames, Some
 from nats_stream_source.wire.headers import MARKER_STARTS, marker_candidates, operations
@@ -95,23 +93,16 @@ def entry_operations(frames: Frames) -> pa.Array | None:
     """
     if not (frames.payload_begin > frames.header_begin).any():
         return None
-    rows = _marker_rows(frames)
+    rows = np.zeros(len(frames), np.bool_)
+    if scanner.selected() == "compiled":
+        begin, end, found = frames.header_begin, frames.payload_begin, rows.view(np.uint8)
+        scanner.compiled_slices.find_lines(frames.buffer, begin, end, *MARKER_STARTS, found)
+    else:
+        rows = marker_candidates(header_blocks(frames)).to_numpy(zero_copy_only=False)
     if not rows.any():
         return None
     marked = operations(header_blocks(frames.select(rows)))
     return pc.replace_with_mask(pa.repeat("PUT", len(frames)), pa.array(rows), marked)
-
-
-def _marker_rows(frames: Frames) -> NDArray[np.bool_]:
-    """Return which frames can be markers, by a line of their header block."""
-    rows = np.zeros(len(frames), np.bool_)
-    if scanner.selected() == "compiled":
-        begin, end = frames.header_begin, frames.payload_begin
-        found = rows.view(np.uint8)
-        scanner.compiled_slices.find_lines(frames.buffer, begin, end, *MARKER_STARTS, found)
-    else:
-        rows[marker_candidates(header_blocks(frames))] = True
-    return rows
 
 
 def header_blocks(frames: Frames) -> pa.Array:

@@ -29,7 +29,6 @@ from nats_stream_source.errors import (
 from nats_stream_source.jetstream.api import StoredMessage
 from nats_stream_source.jetstream.times import rfc3339
 from nats_stream_source.wire.consumer.deliveries import Deliveries
-from nats_stream_source.wire.direct_get.parse import DirectGetStatus
 from nats_stream_source.wire.direct_get.replies import (
     BAD_REQUEST,
     EOB,
@@ -37,6 +36,7 @@ from nats_stream_source.wire.direct_get.replies import (
     NOT_FOUND,
     TOO_MANY,
     DirectGetResponse,
+    DirectGetStatus,
     Replies,
 )
 from nats_stream_source.wire.framing.frames import Frames

@@ -19,7 +19,7 @@ from nats_stream_source.errors import ProtocolError
 ACK_PREFIX = "$JS.ACK."
 V1_TOKENS, V2_TOKENS = 9, 11
 _NO_DOMAIN = "_"
-_MAX_TOKEN = "18446744073709551615"  # the largest unsigned 64-bit integer
+_MAX_DIGITS = 19  # of a signed 64-bit integer
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +73,16 @@ class AckReply:
         numbers = tokens[first + 2 : first + 7]
         for token in numbers:
             # int() alone accepts "-5", "1_0" and digits of other scripts.
-            if not (token.isascii() and token.isdigit()) or _exceeds_uint64(token):
+            digits = token.isascii() and token.isdigit() and len(token) <= _MAX_DIGITS
+            if not digits or int(token) >= 1 << 63:
                 raise _subject_error(subject, f"token {token!r} is not an integer")
         return cls(
             None if domain == _NO_DOMAIN else domain,
             account_hash,
             tokens[first],
             tokens[first + 1],
-            *(int(token.lstrip("0") or 0) for token in numbers),
+            *map(int, numbers),
         )
-
-
-def _exceeds_uint64(digits: str) -> bool:
-    # As text: Python limits the number of digits that it converts.
-    significant = digits.lstrip("0")
-    return (len(significant), significant) > (len(_MAX_TOKEN), _MAX_TOKEN)
 
 
 def _subject_error(subject: str, problem: str) -> ProtocolError:

@@ -16,13 +16,15 @@ from numpy.typing import NDArray
 
 from nats_stream_source.errors import ProtocolError
 from nats_stream_source.wire.arrow_slices import in_order, slices
-from nats_stream_source.wire.ascii_integers import bytes_at, is_int64
-from nats_stream_source.wire.consumer.ack_subject import ACK_PREFIX, V1_TOKENS, V2_TOKENS
+from nats_stream_source.wire.consumer.ack_subject import (
+    ACK_PREFIX,
+    V1_TOKENS,
+    V2_TOKENS,
+    AckReply,
+)
 from nats_stream_source.wire.framing.frames import Frames, Row, read_only
 from nats_stream_source.wire.table import ACK, Field, Table
 
-_PREFIX = ACK_PREFIX.encode()
-_PREFIX_VALUE = np.frombuffer(_PREFIX, np.int64)[0]
 _NUMBERS = ACK.stop - ACK.start
 _NUMBERS_SIZE = 8 * _NUMBERS  # bytes of the numbers of a delivery
 
@@ -52,8 +54,7 @@ class Deliveries(Frames):
         """Return frames that are deliveries (:func:`is_delivery`), with their numbers.
 
         Raises:
-            ProtocolError: a reply has neither 9 nor at least 11 tokens, or one of the five is not
-                an integer. The message contains the reply.
+            ProtocolError: as :meth:`AckReply.parse`, for the first invalid reply.
         """
         if isinstance(frames, cls):
             return frames
@@ -83,13 +84,14 @@ def is_delivery(frames: Frames) -> NDArray[np.bool_]:
     Other frames are status messages (heartbeat, flow control), responses, control lines or messages
     of other publishers.
     """
+    # Deferred import: it takes 20 ms at the start of a query, and parsed frames do not need it.
+    import pyarrow.compute as pc
+
     result: NDArray[np.bool_] = frames.acks[0] >= 0
     if not result.all():
-        others = np.flatnonzero(~result)
-        begin, end = frames.reply_begin[others], frames.reply_end[others]
-        others, begin = others[end - begin >= 8], begin[end - begin >= 8]
-        # Eight bytes are compared as one integer.
-        result[others] = bytes_at(frames.buffer, begin, 8).view(np.int64) == _PREFIX_VALUE
+        others = ~result
+        found = pc.starts_with(_replies(frames.select(others)), ACK_PREFIX)
+        result[others] = found.to_numpy(zero_copy_only=False)
     return result
 
 
@@ -105,45 +107,37 @@ def _are_parsed(frames: Frames) -> bool:
     return frames.in_sequence or not len(frames) or bool(frames.acks[0].min() >= 0)
 
 
-def _split(frames: Frames) -> Table:
+def _replies(frames: Frames) -> pa.Array:
     frames = in_order(frames)
-    replies = slices(frames.buffer, frames.reply_begin, frames.reply_end, pa.string())
-    # Deferred import: it takes 20 ms at the start of a query, and parsed frames do not need it.
+    return slices(frames.buffer, frames.reply_begin, frames.reply_end, pa.binary())
+
+
+def _split(frames: Frames) -> Table:
     import pyarrow.compute as pc
 
-    split = pc.split_pattern(replies, ".")
-    offsets = split.offsets.to_numpy()
-    count = offsets[1:] - offsets[:-1]
+    split = pc.split_pattern(_replies(frames), ".")
+    count = split.value_lengths().to_numpy()
     good = (count == V1_TOKENS) | (count >= V2_TOKENS)
     if not (good & is_delivery(frames)).all():
-        raise _frames_error(frames)
-    first = offsets[:-1] + np.where(count == V1_TOKENS, 4, 6)
+        raise _error(frames)
+    first = split.offsets.to_numpy()[:-1] + np.where(count == V1_TOKENS, 4, 6)
     tokens = split.values.take(pa.array((first + np.arange(_NUMBERS)[:, None]).ravel()))
     # The cast alone accepts "-5" and "0x5".
-    if pc.ascii_is_decimal(tokens).false_count:
-        raise _frames_error(frames)
+    if pc.ascii_is_decimal(tokens.view(pa.string())).false_count:
+        raise _error(frames)
     try:
-        numbers: Table = tokens.cast(pa.int64()).to_numpy().reshape(_NUMBERS, len(frames))
+        numbers = tokens.cast(pa.string()).cast(pa.int64())
     except pa.ArrowInvalid:
-        raise _frames_error(frames) from None
-    return numbers
+        raise _error(frames) from None
+    parsed: Table = numbers.to_numpy().reshape(_NUMBERS, len(frames))
+    return parsed
 
 
-def _frames_error(frames: Frames) -> ProtocolError:
-    """Return the error for the first invalid reply; checks the replies one by one."""
+def _error(frames: Frames) -> ProtocolError:
+    """Return the error for the first invalid reply."""
     for i in range(len(frames)):
-        reply = frames.reply(i)
-        tokens = reply.split(b".")
-        count = len(tokens)
-        if not reply.startswith(_PREFIX):
-            problem = "it does not start with '$JS.ACK.'"
-        elif count != V1_TOKENS and count < V2_TOKENS:
-            problem = f"{count} tokens, expected 9 or at least 11"
-        else:
-            first = 4 if count == V1_TOKENS else 6
-            invalid = [t for t in tokens[first : first + _NUMBERS] if not is_int64(t)]
-            if not invalid:
-                continue
-            problem = f"token {invalid[0]!r} is not an integer"
-        return ProtocolError(f"invalid reply subject {reply!r}: {problem}")
+        try:
+            AckReply.parse(frames.reply(i).decode(errors="replace"))
+        except ProtocolError as error:
+            return error
     raise AssertionError("every reply is valid")

@@ -1,18 +1,32 @@
-"""The replies to one Direct Get request (ADR-31, "Response Format"), as columns.
+"""The response to one Direct Get request (ADR-31, "Response Format"): a series of replies.
 
-Theory of operation. The server's fields are the last six lines of a header block, in a fixed order.
-So the positions of all LFs determine where each field of each message starts and ends: the last
-line of the block is found by its LF, the others are the lines before it. The lines are verified:
-every name and the first message's stream byte by byte, the digits of numbers, and that no stray CR
-is between them. A reply that differs (a new field, the reply of another stream, a status) is parsed
-one by one (``parse.py``), so the two ways agree on every input.
+A message has the publisher's header fields first and the server's fields after them::
+
+    NATS/1.0
+    <the publisher's fields>
+    Nats-Stream: ORDERS                      the stream, or the mirror, that sent the reply
+    Nats-Subject: orders.1
+    Nats-Sequence: 17
+    Nats-Time-Stamp: 2026-11-21T05:04:14.123456789Z
+    Nats-Num-Pending: 3                      in a batch only, like the next field
+    Nats-Last-Sequence: 12                   of the previous message of this batch; 0 for the first
+
+Publishers may send any fields, also ``Nats-Sequence: 1``, ``Status: 404`` and a first line with a
+status. So only the *last* ``Nats-Stream`` and the lines after it count. A block without these four
+fields is a :class:`DirectGetStatus`: the end of a batch (204), no message found (404), an invalid
+request (408), too many subjects (413), no responders (503).
 
 ``Nats-Last-Sequence`` links the messages of a batch: a message that was lost in transit shows at
 the next one, or at the EOB. :class:`DirectGetResponse` keeps the replies before the first gap.
+
+Theory of operation. :func:`_read_one` parses one header block. The blocks of many messages of a
+batch are split at once, backwards, into the lines of the server, which have a fixed order
+(:func:`_read_alike`). If one of them differs (a new field, a status), all are parsed one by one.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,40 +34,45 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from nats_stream_source.errors import ProtocolError
-from nats_stream_source.wire.arrow_slices import slices
-from nats_stream_source.wire.ascii_integers import Positions, bytes_at, numbers_between
+from nats_stream_source.wire.arrow_slices import bytes_at, numbers, slices
 from nats_stream_source.wire.consumer.deliveries import Deliveries
-from nats_stream_source.wire.direct_get.parse import (
-    BARE,
-    PENDING,
-    PREVIOUS,
-    SEQUENCE,
-    STREAM,
-    SUBJECT,
-    TIME,
-    DirectGetStatus,
-    read_row,
-    read_status,
-)
 from nats_stream_source.wire.framing.frames import Frames, Row, read_only
-from nats_stream_source.wire.table import Field, Table
+from nats_stream_source.wire.headers import parse_headers
+from nats_stream_source.wire.table import Field
 
 EOB, NOT_FOUND, BAD_REQUEST, MIN_LAST_SEQUENCE, TOO_MANY = 204, 404, 408, 412, 413
 
-_COLUMNS_PAY = 32  # messages; parsing so many at once costs as much as one by one
-# Backwards from the block's end: empty line, Nats-Last-Sequence, ..., Nats-Stream, the line before.
-_LINES = np.arange(8)[:, None]
-_END = b"\r\n\r\n"
-_MIN_LENGTHS = np.array([2, *(len(text) - 1 for text in (PREVIOUS, PENDING, TIME, SEQUENCE))])[
-    :, None
-]
+_BARE = len(b"NATS/1.0")
+_STREAM = b"Nats-Stream: "
+_NAMES = (
+    *(_STREAM, b"Nats-Subject: ", b"Nats-Sequence: "),
+    *(b"Nats-Time-Stamp: ", b"Nats-Num-Pending: ", b"Nats-Last-Sequence: "),
+)
+_LINES = 1 + len(_NAMES) + 2  # the publisher's, those of the server, and two empty ones at the end
+_FIELDS = re.compile(
+    rb"\r\n%s([^\r\n]*)\r\n%s([^\r\n]*)\r\n%s(\d{1,19})\r\n%s([^\r\n]*)"
+    rb"(?:\r\n%s(\d{1,19})\r\n%s(\d{1,19}))?(?:\r\n[^\r\n]+)*\r\n\r\n" % _NAMES
+)
+_MAX_INT64 = (1 << 63) - 1
+_MANY = 64  # messages; parsing so many at once costs as much as one by one
 # The fields of the table that the server's header fields fill, beside the time.
-_FIELDS = np.array(
+_FILLED = np.array(
     [
         *(Field.SUBJECT_BEGIN, Field.SUBJECT_END, Field.REPLY_BEGIN, Field.REPLY_END),
         *(Field.DELIVERED, Field.STREAM_SEQ, Field.CONSUMER_SEQ, Field.PENDING),
     ]
 )
+
+
+@dataclass(frozen=True, slots=True)
+class DirectGetStatus:
+    """A reply without a message; the numbers are those of the EOB, None where they are absent."""
+
+    code: int
+    description: str
+    num_pending: int | None = None
+    last_seq: int | None = None
+    up_to_seq: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -74,10 +93,10 @@ class Replies(Deliveries):
 
     def all_from(self, stream: str) -> bool:
         """Whether every reply is from ``stream``."""
-        name = stream.encode()
-        if not (self.reply_end - self.reply_begin == len(name)).all():
-            return False
-        return not len(self) or bool(_matches(self, self.reply_begin, name).all())
+        import pyarrow.compute as pc
+
+        names = slices(self.buffer, self.reply_begin, self.reply_end, pa.binary())
+        return pc.unique(names).to_pylist() in ([], [stream.encode()])
 
 
 class DirectGetResponse:
@@ -127,13 +146,11 @@ class DirectGetResponse:
             return 0
         replies = read_replies(frames)
         parsed = len(replies)
-        expected = np.empty_like(replies.stream_seq)
-        expected[:1] = self.last_seq
-        expected[1:] = replies.stream_seq[:-1]
+        expected = np.concatenate(([self.last_seq], replies.stream_seq[:-1]))[:parsed]
         missing = (replies.previous >= 0) & (replies.previous != expected)
         if missing.any():
             self.broken = True
-            replies = replies.select(slice(0, int(missing.argmax())))
+            replies = replies.select(slice(int(missing.argmax())))
         if len(replies):
             self._parts.append(replies)
             self.last_seq = int(replies.stream_seq[-1])
@@ -149,111 +166,100 @@ def read_replies(frames: Frames) -> Replies:
     Raises:
         ProtocolError: the timestamp of a message is invalid.
     """
-    n = len(frames)
-    table, times = frames.table.copy(), np.empty((2, n), np.int64)
-    parsed = _parse_similar(frames, table, times) if n >= _COLUMNS_PAY else np.zeros(n, np.bool_)
-    for i in np.flatnonzero(~parsed).tolist():
-        row = read_row(frames.header(i))
-        if row is None:
-            n = i
-            break
-        begin = int(frames.header_begin[i])
-        table[_FIELDS, i] = (
-            begin + row.stream_end + len(SUBJECT),
-            begin + row.subject_end,
-            begin + row.own_end + len(STREAM),
-            begin + row.stream_end,
-            row.own_end if row.own_end > BARE else 0,
-            row.seq,
-            row.previous,
-            row.pending,
-        )
-        times[:, i] = begin + row.time_begin, begin + row.time_end
-    table, (begins, ends) = table[:, :n], times[:, :n]
+    rows = None
+    if (n := len(frames)) >= _MANY:
+        many = n - (_read_one(frames.header(n - 1)) is None)  # the last one is mostly the EOB
+        rows = _read_alike(frames.select(slice(many)))
+    if rows is None:
+        single = []
+        for i in range(n):
+            if (row := _read_one(frames.header(i))) is None:
+                break
+            single.append(row)
+        rows = np.array(single, np.int64).reshape(-1, 8).T
+    frames = frames.select(slice(rows.shape[1]))
+    seq, pending, previous, own_end, *ends = rows
+    stream_end, subject_end, seq_end, time_end = (frames.header_begin + end for end in ends)
+    stream, subject, _, time, *_ = (len(b"\r\n" + name) for name in _NAMES)
     try:
-        stored = slices(frames.buffer, begins, ends, pa.string()).cast(pa.timestamp("ns", "UTC"))
+        times = slices(frames.buffer, seq_end + time, time_end, pa.string())
+        stored = times.cast(pa.timestamp("ns", "UTC"))
     except pa.ArrowInvalid as error:
         raise ProtocolError(f"invalid Direct Get reply: Nats-Time-Stamp: {error}") from None
+    table = frames.table.copy()
+    table[_FILLED] = (
+        *(stream_end + subject, subject_end, frames.header_begin + own_end + stream, stream_end),
+        *(np.where(own_end > _BARE, own_end, 0), seq, previous, pending),
+    )
     table[Field.TIME] = stored.cast(pa.int64())
     return Replies(frames.buffer, read_only(table), frames.adjacent)
 
 
-def _parse_similar(frames: Frames, table: Table, times: Table) -> NDArray[np.bool_]:
-    """Fill ``table`` and the positions of ``times`` for the messages of the form of the first.
+def _read_one(block: bytes) -> tuple[int, ...] | None:
+    """Parse the server's fields of a header block; None for a status and for other blocks.
 
     Returns:
-        which messages these are.
+        ``Nats-Sequence``, ``Nats-Num-Pending`` and ``Nats-Last-Sequence`` (-1 where they are
+        absent), and where the publisher's fields, the stream, the subject, the sequence and the
+        time end.
     """
-    parsed = np.zeros(len(frames), np.bool_)
-    block = frames.header(0)
-    model = read_row(block)
-    begin, stop = int(frames.begin[0]), int(frames.stop[-1])
-    if model is None or model.previous < 0:
-        return parsed
-    head = block[model.own_end : model.stream_end] + SUBJECT
-    data = np.frombuffer(frames.buffer, np.uint8, stop - begin, begin)
-    feed = np.flatnonzero(data == ord("\n"))
-    feed += begin
-    last = feed.searchsorted(frames.payload_begin - 1)
-    ends = feed[last - _LINES]  # the first message has so many lines before
-    # Lines of these lengths contain all bytes that are compared below.
-    fits = (ends[:5] - ends[1:6] >= _MIN_LENGTHS).all(axis=0)
-    fits &= ends[5] - ends[7] >= len(head)
-    fits &= ends[7] > frames.header_begin
-    fits &= ends[0] == frames.payload_begin - 1
-    chosen = np.flatnonzero(fits)
-    if not chosen.size:
-        return parsed
-    if chosen.size < fits.size:
-        ends = ends[:, chosen]
-    header = frames.header_begin[chosen]
-    # The position of each line's CR: its end and the next line's name are compared together.
-    previous_end, pending_end, time_end, seq_end, subject_end, stream_end, own_end = ends[1:] - 1
-    good = _matches(frames, own_end, head)
-    for at, text in (
-        (subject_end, SEQUENCE),
-        (seq_end, TIME),
-        (time_end, PENDING),
-        (pending_end, PREVIOUS),
-        (previous_end, _END),
-    ):
-        good &= _matches(frames, at, text)
-    # A subject or a time could still contain a lone CR.
-    _, _, values = slices(frames.buffer, own_end + 2, time_end, pa.binary()).buffers()
-    if np.count_nonzero(np.frombuffer(values, np.uint8) == ord("\r")) != 3 * chosen.size:
-        return parsed
-    n = chosen.size
-    numbers, numeric = numbers_between(
-        frames.buffer,
-        np.concatenate(
-            (
-                subject_end + len(SEQUENCE),
-                pending_end + len(PREVIOUS),
-                time_end + len(PENDING),
-            )
-        ),
-        np.concatenate((seq_end, previous_end, pending_end)),
-    )
-    good &= numeric.reshape(3, n).all(axis=0)
-    own = own_end - header
-    table[_FIELDS[:, None], chosen] = (
-        stream_end + len(SUBJECT),
-        subject_end,
-        own_end + len(STREAM),
-        stream_end,
-        np.where(own > BARE, own, 0),
-        *numbers.reshape(3, n),
-    )
-    times[:, chosen] = seq_end + len(TIME), time_end
-    parsed[chosen] = good
-    return parsed
+    own_end = block.rfind(b"\r\n" + _STREAM)
+    match = _FIELDS.fullmatch(block, own_end) if own_end >= 0 else None
+    if match is None:
+        return None
+    values = [-1 if digits is None else int(digits) for digits in match.group(3, 5, 6)]
+    if max(values) > _MAX_INT64:
+        return None
+    return (*values, own_end, *(match.end(group) for group in range(1, 5)))
 
 
-def _matches(frames: Frames, at: Positions, text: bytes) -> NDArray[np.bool_]:
-    """Return at which positions ``text`` is; it must fit into the buffer at each of them."""
-    actual = bytes_at(frames.buffer, at, len(text))
-    if actual.tobytes() == text * at.size:
-        return np.ones(at.size, np.bool_)
-    same = actual.view(np.uint8).reshape(at.size, -1) == np.frombuffer(text, np.uint8)
-    result: NDArray[np.bool_] = same.all(axis=1)
-    return result
+def _read_alike(frames: Frames) -> NDArray[np.int64] | None:
+    """Parse messages of a batch as :func:`_read_one` does; None if one has unusual lines."""
+    # Deferred import: it takes 20 ms at the start of a query, and planners do not need it.
+    import pyarrow.compute as pc
+
+    blocks = slices(frames.buffer, frames.header_begin, frames.payload_begin, pa.binary())
+    split = pc.split_pattern(blocks, "\r\n", max_splits=_LINES - 1, reverse=True)
+    lines = split.values
+    if (split.value_lengths().to_numpy() != _LINES).any():
+        return None
+    data = np.frombuffer(lines.buffers()[2], np.uint8).data
+    border = np.frombuffer(lines.buffers()[1], np.int32, len(lines) + 1).astype(np.int64)
+    begin, end = border[:-1].reshape(-1, _LINES).T, border[1:].reshape(-1, _LINES).T
+    for line, name in enumerate(_NAMES, 1):
+        if (end[line] - begin[line] < len(name)).any() or (
+            bytes_at(data, begin[line], len(name)).tobytes() != name * len(frames)
+        ):
+            return None
+    values = [numbers(data, begin[line] + len(_NAMES[line - 1]), end[line]) for line in (3, 5, 6)]
+    if (end[-2:] > begin[-2:]).any() or min(map(np.min, values)) < 0:
+        return None
+    ends = np.cumsum(end[:5] - begin[:5] + len(b"\r\n"), axis=0) - len(b"\r\n")
+    return np.concatenate((values, ends))
+
+
+def read_status(block: bytes) -> DirectGetStatus:
+    """Parse the status of a header block, which is empty for a frame without headers.
+
+    Raises:
+        ProtocolError: the block is not a status.
+    """
+    headers = parse_headers(block) if block else None
+    if headers is None or headers.status is None:
+        raise ProtocolError(
+            f"invalid Direct Get reply: it has {'other' if block else 'no'} headers, expected "
+            f"those of a message or a status"
+        )
+
+    def number(name: str) -> int | None:
+        value = headers.get(name) or ""
+        # isdigit() alone accepts "²".
+        return int(value) if value.isascii() and value.isdigit() and len(value) < 20 else None
+
+    return DirectGetStatus(
+        headers.status,
+        headers.description,
+        number("Nats-Num-Pending"),
+        number("Nats-Last-Sequence"),
+        number("Nats-UpTo-Sequence"),
+    )

@@ -14,13 +14,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from nats_stream_source.wire.ascii_integers import bytes_at, numbers_between
+from nats_stream_source.wire.arrow_slices import numbers, slices
 from nats_stream_source.wire.framing.frames import Frames
 from nats_stream_source.wire.table import FrameKind
 
-_MIN_POSITION = 24  # numbers_between reads so many bytes before the end of a number
 _AFTER_SEQ = b"}"
 _SEQ = b'"seq":'
 
@@ -55,28 +56,12 @@ def parse(frames: Frames, reply_prefix: bytes, learned: bytes) -> PubAckColumns:
     Args:
         learned: of :func:`learn`; empty: no frame is parsed as a PubAck.
     """
-    serial = _numbers(frames, frames.subject_begin + len(reply_prefix), frames.subject_end)
+    serial = numbers(frames.buffer, frames.subject_begin + len(reply_prefix), frames.subject_end)
     seq = np.full(len(frames), -1, np.int64)
     if learned:
-        size = frames.payload_end - frames.payload_begin
-        fits = (frames.kind == FrameKind.MSG) & (size >= len(learned) + 2)
-        usual = frames.select(fits)
-        begin = usual.payload_begin
-        if len(usual):
-            same = bytes_at(usual.buffer, begin, len(learned)) == np.void(learned)
-            last = bytes_at(usual.buffer, usual.payload_end - 1, 1) == np.void(_AFTER_SEQ)
-            numbers = _numbers(usual, begin + len(learned), usual.payload_end - 1)
-            seq[fits] = np.where(same & last, numbers, -1)
+        begin, end = frames.payload_begin, frames.payload_end
+        payloads = slices(frames.buffer, begin, end, pa.binary())
+        usual = pc.and_(pc.starts_with(payloads, learned), pc.ends_with(payloads, _AFTER_SEQ))
+        fits = usual.to_numpy(zero_copy_only=False) & (frames.kind == FrameKind.MSG)
+        seq[fits] = numbers(frames.buffer, begin[fits] + len(learned), end[fits] - 1)
     return PubAckColumns(serial, seq)
-
-
-def _numbers(frames: Frames, begin: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
-    if begin.size and int(end.min()) < _MIN_POSITION:
-        return np.array([_number(frames, *one) for one in zip(begin, end, strict=True)], np.int64)
-    number, good = numbers_between(frames.buffer, begin, end)
-    return np.where(good, number, -1)
-
-
-def _number(frames: Frames, begin: int, end: int) -> int:
-    token = bytes(frames.buffer[begin:end])
-    return int(token) if token.isdigit() and len(token) <= 18 else -1

@@ -219,17 +219,17 @@ def test_numbers_of_selections() -> None:
         (b"$JS.ACK.S.C.1.2.3.4", "8 tokens"),
         (b"$JS.ACK.S.C.1.2.3.4.5.6", "10 tokens"),
         (b"$JS.ACK.x", "3 tokens"),
-        (b"$JS.ACK.S.C.1.x.3.4.5", "b'x' is not an integer"),
-        (b"$JS.ACK.S.C.1.2.3.4.", "b'' is not an integer"),
-        (b"$JS.ACK.S.C..2.3.4.5", "b'' is not an integer"),
-        (b"$JS.ACK.S.C.1.-2.3.4.5", "b'-2' is not an integer"),
-        (b"$JS.ACK.S.C.1.2.+3.4.5", r"b'\+3' is not an integer"),
-        (b"$JS.ACK.S.C.1.2.0x3.4.5", "b'0x3' is not an integer"),
+        (b"$JS.ACK.S.C.1.x.3.4.5", "'x' is not an integer"),
+        (b"$JS.ACK.S.C.1.2.3.4.", "'' is not an integer"),
+        (b"$JS.ACK.S.C..2.3.4.5", "'' is not an integer"),
+        (b"$JS.ACK.S.C.1.-2.3.4.5", "'-2' is not an integer"),
+        (b"$JS.ACK.S.C.1.2.+3.4.5", r"'\+3' is not an integer"),
+        (b"$JS.ACK.S.C.1.2.0x3.4.5", "'0x3' is not an integer"),
         (b"$JS.ACK.S.C.1.9223372036854775808.3.4.5", "not an integer"),
         (b"$JS.ACK.S.C.1.18446744073709551616.3.4.5", "not an integer"),
         (b"$JS.ACK.S.C.1.2.3.4.\xff", "not an integer"),
         ("$JS.ACK.S.C.1.2.3.4.٣".encode(), "not an integer"),
-        (b"$JS.ACK.D.A.S.C.1.2.3.4.x", "b'x' is not an integer"),
+        (b"$JS.ACK.D.A.S.C.1.2.3.4.x", "'x' is not an integer"),
         (b"$JS.ACKS.S.C.1.2.3.4.5", "does not start with"),
         (b"_INBOX.1", "does not start with"),
         (b"", "does not start with"),
@@ -239,7 +239,7 @@ def test_bad_numbers(reply: bytes, text: str) -> None:
     for replies in ([reply], [V1, V2, reply, V1]):
         with pytest.raises(ProtocolError, match=text) as caught:
             Deliveries.of(with_replies(*replies))
-        assert repr(reply) in str(caught.value)
+        assert repr(reply.decode(errors="replace")) in str(caught.value)
 
 
 numbers = st.integers(0, (1 << 63) - 1)

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nats_stream_source.wire import header_columns
 from nats_stream_source.wire.header_columns import HEADERS, header_maps, origins
 
 
@@ -121,22 +120,6 @@ def test_maps_equal_plain_parser(drawn: list[bytes | None], before: int, behind:
     """Any bytes; also a part of a larger array."""
     whole = pa.array([block("X: y")] * before + drawn + [block("X: y")] * behind, pa.binary())
     assert maps(whole.slice(before, len(drawn))) == [plainly(one) for one in drawn]
-
-
-def test_unusual_blocks_only_are_parsed_singly(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[bytes] = []
-    normalized = header_columns._normalized
-
-    def counted(raw: bytes) -> bytes:
-        seen.append(raw)
-        return normalized(raw)
-
-    monkeypatch.setattr(header_columns, "_normalized", counted)
-    odd = b"NATS/1.0 \r\nA: 1\r\n\r\n"
-    found = maps([block(f"A: {i}", "B: x", "A: y", "odd") for i in range(500)] + [odd])
-    assert seen == [odd]
-    assert found[7] == {"A": ["7", "y"], "B": ["x"]}
-    assert found[500] == {"A": ["1"]}
 
 
 _SOURCE = b"Nats-Stream-Source: "

@@ -250,7 +250,7 @@ def test_reply_with_invalid_number_is_refused_by_name(number: bytes) -> None:
     bad = delivery(101, time=TIME).replace(b"%d" % (TIME + 101), number)
     frames = Framer().feed(many(100) + bad + many(100, 102))
     assert len(frames) == 201
-    with pytest.raises(ProtocolError, match=f"b'{number.decode()}' is not an integer"):
+    with pytest.raises(ProtocolError, match=f"'{number.decode()}' is not an integer"):
         Deliveries.of(frames)
 
 
