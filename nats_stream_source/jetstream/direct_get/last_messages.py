@@ -25,17 +25,17 @@ from typing import Any
 
 import numpy as np
 
-from nats_stream_source.errors import ServerTooOldError, TooManySubjectsError
+from nats_stream_source.errors import TooManySubjectsError
 from nats_stream_source.jetstream.api import JetStream, StoredMessage, as_delivered
 from nats_stream_source.jetstream.direct_get.pages import PageLimits, PageReader
 from nats_stream_source.jetstream.direct_get.request import (
     MAX_SUBJECTS,
     DirectGetReply,
+    first_message_at,
     stored_messages,
     too_many_subjects_error,
 )
 from nats_stream_source.jetstream.subjects import covers, overlap
-from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.wire.columns import subjects
 from nats_stream_source.wire.consumer.deliveries import Deliveries
 from nats_stream_source.wire.direct_get.replies import EOB, NOT_FOUND
@@ -84,13 +84,8 @@ class LastMessagesReader(PageReader):
         if seq is not None:
             last_seq = min(seq, last_seq)
         elif time is not None:
-            later = await self._jetstream.message(self._stream, start_time=time, next_by_subj=">")
+            later = await first_message_at(self._jetstream, self._stream, time)
             if later is not None:
-                if nanoseconds(later.time) < nanoseconds(time):
-                    raise ServerTooOldError(
-                        f"could not read the last messages of stream {self._stream!r}: the server "
-                        f"ignored 'up_to_time'; it requires nats-server 2.11"
-                    )
                 last_seq = min(later.seq - 1, last_seq)
         self.up_to_seq = last_seq
         return last_seq

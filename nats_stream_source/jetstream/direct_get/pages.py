@@ -34,11 +34,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from nats_stream_source.err_codes import UNAVAILABLE
-from nats_stream_source.errors import DataLossError, ServerTooOldError
+from nats_stream_source.errors import DataLossError
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.direct_get.request import (
     ATTEMPTS,
     DirectGetReply,
+    first_message_at,
     raise_for_status,
     send_batch_request,
 )
@@ -48,7 +49,6 @@ from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
 from nats_stream_source.jetstream.stream_identity import KnownStream, compare
 from nats_stream_source.jetstream.stream_info import StreamInfo
-from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.logs import field_logger
 from nats_stream_source.wire.consumer.deliveries import Deliveries
 from nats_stream_source.wire.direct_get.replies import EOB, NOT_FOUND
@@ -229,15 +229,19 @@ class BatchReader(PageReader):
         self._left = limit
 
     async def _last_sequence(self) -> int:
+        if self._start_time is not None:
+            first = await first_message_at(
+                self._jetstream, self._stream, self._start_time, self._subject
+            )
+            self._position = self._info.last_seq if first is None else first.seq - 1
         return 0 if self._left == 0 else self._info.last_seq
 
     async def _request_page(self) -> DirectGetReply | None:
         batch = self._limits.batch or _BATCH
-        body: dict[str, Any] = {"batch": batch if self._left is None else min(batch, self._left)}
-        if self._start_time is not None:
-            body["start_time"] = self._start_time
-        else:
-            body["seq"] = self._position + 1
+        body: dict[str, Any] = {
+            "batch": batch if self._left is None else min(batch, self._left),
+            "seq": self._position + 1,
+        }
         if self._subject != ">":  # the filter ``>`` is slower than no filter
             body["next_by_subj"] = self._subject
         return await self._send(body)
@@ -246,7 +250,7 @@ class BatchReader(PageReader):
         return reply.page.all_from(self._stream)
 
     def _take(self, reply: DirectGetReply) -> Deliveries:
-        self._position, self._start_time = int(reply.page.stream_seq[-1]), None
+        self._position = int(reply.page.stream_seq[-1])
         return self._limited(reply.page.select(reply.page.stream_seq <= self._end))
 
     def _limited(self, page: Deliveries) -> Deliveries:
@@ -262,35 +266,15 @@ class BatchReader(PageReader):
         num_pending = reply.status.num_pending if reply.status and reply.page else 0
         if num_pending or self._position >= self._end:
             return True
-        if await self._leader_has_more():
-            return False
+        message = await self._jetstream.message(
+            self._stream, seq=self._position + 1, next_by_subj=self._subject
+        )
+        if message is not None and message.seq <= self._end:
+            return False  # the replica lags
         self._end = self._position
         return True
 
-    async def _leader_has_more(self) -> bool:
-        """Whether the leader has a message that is left to read."""
-        message = await self._jetstream.message(
-            self._stream,
-            seq=None if self._start_time else self._position + 1,
-            start_time=self._start_time,
-            next_by_subj=self._subject,
-        )
-        if message is None or message.seq > self._end:
-            return False
-        if self._start_time is not None:
-            if nanoseconds(message.time) < nanoseconds(self._start_time):
-                raise ServerTooOldError(
-                    f"could not read a batch of stream {self._stream!r}: the server ignored "
-                    f"'start_time'; Direct Get with a start time requires nats-server 2.11"
-                )
-            self._position, self._start_time = message.seq - 1, None
-        return True
-
     async def _rest(self) -> AsyncGenerator[Deliveries, None]:
-        if self._position >= self._end:
-            return
-        if self._start_time is not None and not await self._leader_has_more():
-            return
         filters = () if self._subject == ">" else (self._subject,)
         async with contextlib.aclosing(self._read_with_consumer(filters)) as pages:
             async for page in pages:

@@ -24,10 +24,11 @@ from nats_stream_source.errors import (
     BadRequestError,
     MinLastSequenceError,
     PermissionDeniedError,
+    ServerTooOldError,
     TooManySubjectsError,
 )
-from nats_stream_source.jetstream.api import StoredMessage
-from nats_stream_source.jetstream.times import rfc3339
+from nats_stream_source.jetstream.api import JetStream, StoredMessage
+from nats_stream_source.jetstream.times import nanoseconds, rfc3339
 from nats_stream_source.wire.consumer.deliveries import Deliveries
 from nats_stream_source.wire.direct_get.replies import (
     BAD_REQUEST,
@@ -204,6 +205,24 @@ async def send_batch_request(
         return await send_request(connection, f"DIRECT.GET.{stream}", request)
     except PermissionDeniedError:
         return None
+
+
+async def first_message_at(
+    jetstream: JetStream, stream: str, start_time: str, subject: str = ">"
+) -> StoredMessage | None:
+    """The leader's first message of ``subject`` at or after a time; ServerTooOldError before 2.11."""
+    message = await jetstream.message(stream, start_time=start_time, next_by_subj=subject)
+    return None if message is None else verify_start_time(stream, message, start_time)
+
+
+def verify_start_time(stream: str, message: StoredMessage, start_time: str) -> StoredMessage:
+    """Return ``message``; ServerTooOldError if it is older: the server ignored the time."""
+    if nanoseconds(message.time) < nanoseconds(start_time):
+        raise ServerTooOldError(
+            f"could not read from stream {stream!r}: the server ignored the time {start_time}; "
+            f"reads from or up to a time require nats-server 2.11"
+        )
+    return message
 
 
 def raise_for_status(stream: str, reply: DirectGetReply, *, subjects: Sequence[str] = ()) -> None:

@@ -19,7 +19,6 @@ from nats_stream_source.errors import (
     NatsSourceError,
     PermissionDeniedError,
     RequestTimeoutError,
-    ServerTooOldError,
 )
 from nats_stream_source.jetstream.api import JetStream, StoredMessage
 from nats_stream_source.jetstream.direct_get.request import (
@@ -28,10 +27,10 @@ from nats_stream_source.jetstream.direct_get.request import (
     raise_for_status,
     send_request,
     stored_messages,
+    verify_start_time,
 )
 from nats_stream_source.jetstream.leader import leader_message
 from nats_stream_source.jetstream.retry import is_transient
-from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.wire.direct_get.replies import NOT_FOUND
 
 _RETRY_PAUSE = 1.0  # seconds after an insufficient reply in which only the leader is queried
@@ -58,15 +57,10 @@ class SingleRequest:
 
 
 class SingleMessageReader:
-    """Reads single messages of one stream.
-
-    Attributes:
-        disabled: the stream's configuration has ``allow_direct`` off, so every request goes to the
-            stream leader.
-    """
+    """Reads single messages of one stream."""
 
     def __init__(self, jetstream: JetStream, stream: str) -> None:
-        self.disabled = False
+        self._disabled = False  # ``allow_direct`` of the stream is off
         self._jetstream = jetstream
         self._stream = stream
 
@@ -78,32 +72,26 @@ class SingleMessageReader:
                 requests to the leader, the replica or mirror that replied has none.
             ServerTooOldError: ``start_time`` requires nats-server 2.11.
         """
-        stream, body = self._stream, request.body
         try:
             reply = await self._direct_get(request)
         except PermissionDeniedError as denied:
-            reply, message = None, await self._leader_message_if_permitted(request, denied)
+            message = await self._leader_message_if_permitted(request, denied)
         else:
             message = self._sufficient_message(request, reply)
-            if message is None and reply is None:
-                message = await self._leader_message(request)
-            elif message is None:
-                assert reply is not None
+            if message is None:
                 message = await self._first_response(request, reply)
         if message is None:
-            raise MessageNotFoundError(
-                f"could not read a message of stream {stream!r}: no message matches {body} "
-                f"(code 404, err_code 10037)",
-                MessageNotFoundError.code,
-                MessageNotFoundError.err_code,
-            )
-        start_time = body.get("start_time")
-        if start_time is not None and nanoseconds(message.time) < nanoseconds(start_time):
-            raise ServerTooOldError(
-                f"could not read from stream {stream!r}: the server ignored 'start_time'; Direct "
-                f"Get with a start time requires nats-server 2.11"
-            )
+            raise self._not_found(f"no message matches {request.body} (code 404, err_code 10037)")
+        if (start_time := request.body.get("start_time")) is not None:
+            verify_start_time(self._stream, message, start_time)
         return message
+
+    def _not_found(self, reason: str) -> MessageNotFoundError:
+        return MessageNotFoundError(
+            f"could not read a message of stream {self._stream!r}: {reason}",
+            MessageNotFoundError.code,
+            MessageNotFoundError.err_code,
+        )
 
     def _sufficient_message(
         self, request: SingleRequest, reply: DirectGetReply | None
@@ -130,9 +118,8 @@ class SingleMessageReader:
     ) -> StoredMessage | None:
         """The leader's message, for a user whose Direct Get was denied.
 
-        Raises:
-            PermissionDeniedError: of the Direct Get if both requests are denied. Its subject may
-                allow one subject of the stream, that of the leader request allows all.
+        If both requests are denied, the error of the Direct Get is raised: its subject may allow
+        one subject of the stream, that of the leader request allows all.
         """
         try:
             return await self._leader_message(request)
@@ -148,84 +135,50 @@ class SingleMessageReader:
         return bool(info.config.get("allow_direct"))
 
     async def _first_response(
-        self, request: SingleRequest, reply: DirectGetReply
+        self, request: SingleRequest, reply: DirectGetReply | None
     ) -> StoredMessage | None:
         """The message of the leader, None if it has none, or a sufficient Direct Get message.
 
         Args:
-            reply: the first reply, which was not sufficient.
+            reply: the first reply, which was not sufficient; None without a Direct Get.
         """
         leader = asyncio.ensure_future(self._leader_message(request))
-        retries = asyncio.ensure_future(self._retry_direct_get(request, reply, leader))
-        try:
-            await asyncio.wait({leader, retries}, return_when=asyncio.FIRST_COMPLETED)
-            if not leader.done():
-                message = self._sufficient_message(request, retries.result())
-                if message is not None:
-                    return message
-                await asyncio.wait({leader})
-            try:
-                return leader.result()
-            except NatsSourceError as error:
-                is_denied = isinstance(error, PermissionDeniedError)
-                if not is_denied and not is_transient(error):
-                    raise
-                if not is_denied or reply.code != NOT_FOUND:
-                    reply = await retries
-                message = self._sufficient_message(request, reply)
-                if message is not None:
-                    return message
-                if not is_denied or reply.code != NOT_FOUND or request.min_last_seq is not None:
-                    raise
-                raise MessageNotFoundError(
-                    f"could not read a message of stream {self._stream!r}: a replica or mirror has "
-                    f"no message for {request.body}, and the leader could not be queried: {error}",
-                    MessageNotFoundError.code,
-                    MessageNotFoundError.err_code,
-                ) from error
-        finally:
-            for task in (leader, retries):
-                task.cancel()
-            await asyncio.gather(leader, retries, return_exceptions=True)
-
-    async def _retry_direct_get(
-        self,
-        request: SingleRequest,
-        reply: DirectGetReply,
-        leader: asyncio.Future[StoredMessage | None],
-    ) -> DirectGetReply:
-        """Repeat the Direct Get until a reply is sufficient, or the leader responds.
-
-        Returns:
-            the last reply.
-        """
         attempts = 1
-        while attempts < ATTEMPTS or not leader.done():
-            attempts += 1
-            if leader.done():
-                await asyncio.sleep(_LAG_PAUSE)
-            elif reply.page or reply.code is not None:
-                await asyncio.wait({leader}, timeout=_RETRY_PAUSE)
-            try:
-                next_reply = await self._direct_get(request)
-            except NatsSourceError as error:
-                if not is_transient(error) and not isinstance(error, PermissionDeniedError):
-                    raise
-                next_reply = None
-            if next_reply is None:
-                return reply
-            reply = next_reply
-            if self._sufficient_message(request, reply) is not None:
-                return reply
-        return reply
+        try:
+            while reply is not None:
+                await asyncio.wait({leader}, timeout=0 if reply.is_silent else _RETRY_PAUSE)
+                if leader.done():
+                    if attempts >= ATTEMPTS or not _is_missing(leader.exception(), reply):
+                        break
+                    await asyncio.sleep(_LAG_PAUSE)
+                attempts += 1
+                reply = await self._repeated(request)
+                if (message := self._sufficient_message(request, reply)) is not None:
+                    return message
+            return await leader
+        except PermissionDeniedError as error:
+            if reply is None or reply.code != NOT_FOUND or request.min_last_seq is not None:
+                raise
+            raise self._not_found(
+                f"a replica or mirror has no message for {request.body}, and the leader could not "
+                f"be queried: {error}"
+            ) from error
+        finally:
+            leader.cancel()
+            await asyncio.gather(leader, return_exceptions=True)
+
+    async def _repeated(self, request: SingleRequest) -> DirectGetReply | None:
+        """The reply to a repeated Direct Get; None also if it fails: the leader decides."""
+        try:
+            return await self._direct_get(request)
+        except NatsSourceError as error:
+            if not is_transient(error) and not isinstance(error, PermissionDeniedError):
+                raise
+            return None
 
     async def _direct_get(self, request: SingleRequest) -> DirectGetReply | None:
-        """The reply of a replica or mirror; None where none is available.
-
-        Raises:
-            PermissionDeniedError: the user may still be allowed to send requests to the leader.
-        """
-        if self.disabled:
+        """The reply of a replica or mirror; None where Direct Get is not available."""
+        if self._disabled:
             return None
         subject = f"DIRECT.GET.{self._stream}"
         connection = self._jetstream.connection
@@ -237,9 +190,16 @@ class SingleMessageReader:
         if reply.code == UNAVAILABLE:
             # A starting server reports 503 too; only the stream's configuration shows that Direct
             # Get is permanently off.
-            self.disabled = not await self._allows_direct()
+            self._disabled = not await self._allows_direct()
             return None
         if "start_time" in request.body and reply.code is not None and reply.code != NOT_FOUND:
             return None  # before 2.11 a request with only a start time counts as empty
         raise_for_status(self._stream, reply)
         return reply
+
+
+def _is_missing(failure: BaseException | None, reply: DirectGetReply) -> bool:
+    """Whether another Direct Get may have what the leader could not be queried for."""
+    if isinstance(failure, PermissionDeniedError):
+        return reply.code != NOT_FOUND
+    return failure is not None and is_transient(failure)

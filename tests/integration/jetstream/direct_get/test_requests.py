@@ -158,9 +158,10 @@ BATCHES: dict[str, tuple[Many, list[dict[str, Any]], list[int]]] = {
         [{"seq": 4, "batch": 3}],
         [5, 9],
     ),
+    # The leader returns the sequence of a start time.
     "3": (
         lambda get, time: get.batch("S.1", batch=3, start_time=time),
-        [{"start_time": ..., "batch": 3}],
+        [{"seq": 5, "batch": 3}],
         [5, 9],
     ),
     "4": (
@@ -175,7 +176,7 @@ BATCHES: dict[str, tuple[Many, list[dict[str, Any]], list[int]]] = {
     ),
     "6": (
         lambda get, time: get.batch("S.1", batch=3, max_bytes=1, start_time=time, limit=2),
-        [{"start_time": ..., "batch": 2, "max_bytes": 1}, {"seq": 6, "batch": 1, "max_bytes": 1}],
+        [{"seq": 5, "batch": 2, "max_bytes": 1}, {"seq": 6, "batch": 1, "max_bytes": 1}],
         [5, 9],
     ),
 }
@@ -187,11 +188,7 @@ async def test_request_for_batch(server: NatsServer, call: str) -> None:
     skip_before(with_user(server.url, "all"), 11)
     read, bodies, found = BATCHES[call]
     time = await fifth_time(server)
-    expected = [
-        {"max_bytes": MAX_BYTES, "next_by_subj": "S.1", **body}
-        | ({"start_time": time} if "start_time" in body else {})
-        for body in bodies
-    ]
+    expected = [{"max_bytes": MAX_BYTES, "next_by_subj": "S.1", **body} for body in bodies]
     with Proxy(server.port) as proxy:
         async with direct_get(with_user(proxy.url, "verify"), "S") as get:
             assert await seqs(read(get, time)) == found
