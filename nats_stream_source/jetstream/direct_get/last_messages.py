@@ -16,18 +16,26 @@ message's ``Nats-Num-Pending`` (the EOB of 2.11 counts one less when the page wa
 
 What the pages lack of the present is requested from the leader, subject by subject. For the past,
 an ordered consumer reads ``(last message, up_to]``, and the last message of each subject is kept.
+
+:func:`last_columns` reads any number of subjects at present, in requests of at most 1,024, each
+with a point in time of its own. No object is created for a message of a Direct Get.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from nats_stream_source.aio.tasks import gather_limited
+from nats_stream_source.connection.connection import Connection
 from nats_stream_source.errors import TooManySubjectsError
 from nats_stream_source.jetstream.api import JetStream, StoredMessage, as_delivered
-from nats_stream_source.jetstream.direct_get.pages import PageLimits, PageReader
+from nats_stream_source.jetstream.direct_get.pages import MAX_BYTES, PageLimits, PageReader
 from nats_stream_source.jetstream.direct_get.request import (
     MAX_SUBJECTS,
     DirectGetReply,
@@ -35,13 +43,28 @@ from nats_stream_source.jetstream.direct_get.request import (
     stored_messages,
     too_many_subjects_error,
 )
+from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import covers, overlap
-from nats_stream_source.wire.columns import subjects
+from nats_stream_source.wire.columns import entry_operations, payloads
+from nats_stream_source.wire.columns import subjects as subjects_of
 from nats_stream_source.wire.consumer.deliveries import Deliveries
 from nats_stream_source.wire.direct_get.replies import EOB, NOT_FOUND
 from nats_stream_source.wire.encode import encode_deliveries
 
-_MAX_IN_FLIGHT = 64  # concurrent message requests to the leader
+_MAX_MESSAGE_GETS = 64  # concurrent, for many subjects
+_MAX_PARTS = 4  # concurrent multi-subject requests
+_BODY_OF_SUBJECT = 3  # bytes of a subject in the request beside its name
+
+LAST_MESSAGES = pa.schema(
+    [
+        ("subject", pa.string()),
+        ("sequence", pa.int64()),
+        ("time", pa.timestamp("ns", "UTC")),
+        ("data", pa.binary()),
+        ("operation", pa.string()),
+    ]
+)
+"""The columns of the messages; ``operation`` is that of an entry of a bucket."""
 
 
 class LastMessagesReader(PageReader):
@@ -152,11 +175,11 @@ class LastMessagesReader(PageReader):
     def _unseen(self, page: Deliveries) -> Deliveries:
         """The messages of requested subjects that were not read before."""
         # The boundary message may be of a subject that was not requested.
-        names = subjects(page).to_pylist()
+        names = subjects_of(page).to_pylist()
         new = [name not in self._seen and self._is_requested(name) for name in names]
         if not all(new):
             page = page.select(np.array(new))
-            names = subjects(page).to_pylist()
+            names = subjects_of(page).to_pylist()
         self._seen.update(names)
         return page
 
@@ -173,10 +196,13 @@ class LastMessagesReader(PageReader):
 
     async def _last_of_consumer(self) -> Deliveries:
         last = {}
-        filters = _disjoint_filters(self._subjects)
+        filters = tuple(dict.fromkeys(self._subjects))
+        if any(overlap(one, other) for one in self._patterns for other in filters if one != other):
+            filters = ()  # the filters of a consumer must not overlap
         async for page in self._read_with_consumer(filters):
             for message in stored_messages(page):
-                last[message.subject] = message
+                if self._is_requested(message.subject):
+                    last[message.subject] = message
             if len(last) > MAX_SUBJECTS:
                 raise too_many_subjects_error(self._stream, self._subjects)
         return self._page(last.values())
@@ -188,7 +214,7 @@ class LastMessagesReader(PageReader):
             if len(names) > MAX_SUBJECTS:
                 raise too_many_subjects_error(self._stream, self._subjects)
         unseen = sorted(names - self._seen)
-        found = await self._jetstream.last_messages(self._stream, unseen, _MAX_IN_FLIGHT)
+        found = await self._jetstream.last_messages(self._stream, unseen, _MAX_MESSAGE_GETS)
         return self._page(found)
 
     def _page(self, found: Iterable[StoredMessage]) -> Deliveries:
@@ -197,18 +223,55 @@ class LastMessagesReader(PageReader):
         return self._unseen(encode_deliveries(self._stream, delivered))
 
 
-def _disjoint_filters(subjects: tuple[str, ...]) -> tuple[str, ...]:
-    """Filters that match all of ``subjects`` and do not overlap, as a consumer requires them.
+async def last_columns(jetstream: JetStream, info: StreamInfo, subjects: pa.Array) -> pa.Table:
+    """Return the last message of each subject that has one: :data:`LAST_MESSAGES`, in any order.
 
-    Empty, for the whole stream, where omitting covered subjects does not make them disjoint.
+    A message that the leader had at ``info``, or a newer one of its subject, is in the result.
+
+    Args:
+        info: the stream as its leader has just reported it.
+        subjects: distinct subjects without wildcards.
+
+    Raises:
+        NameTooLongError: no server accepts a subject.
+        DataLossError: the stream was re-created or rolled back during the read.
+        StreamNotFoundError, PermissionDeniedError, RequestTimeoutError: of requests to the leader.
     """
-    disjoint: list[str] = []
-    for subject in dict.fromkeys(subjects):
-        if any(covers(other, subject) for other in disjoint):
-            continue
-        disjoint = [other for other in disjoint if not covers(subject, other)]
-        disjoint.append(subject)
-    for index, subject in enumerate(disjoint):
-        if subject == ">" or any(overlap(subject, other) for other in disjoint[:index]):
-            return ()
-    return tuple(disjoint)
+    if not info.messages:
+        return LAST_MESSAGES.empty_table()
+
+    async def read(part: tuple[str, ...]) -> list[pa.RecordBatch]:
+        reader = LastMessagesReader(jetstream, info.name, part, PageLimits(max_bytes=MAX_BYTES))
+        return [_columns(page) async for page in reader.pages(info)]
+
+    parts = list(_parts(subjects, jetstream.connection, info))
+    batches = await gather_limited(read, parts, _MAX_PARTS)
+    return pa.Table.from_batches([one for part in batches for one in part], LAST_MESSAGES)
+
+
+def _parts(
+    subjects: pa.Array, connection: Connection, info: StreamInfo
+) -> Iterator[tuple[str, ...]]:
+    """Divide the subjects by requests, which a server accepts and answers with one page."""
+    longest = pc.max(pc.binary_length(subjects)).as_py() or 0
+    by_request = connection.client.max_payload // 2 // (longest + _BODY_OF_SUBJECT)
+    by_reply = int(MAX_BYTES // max(1.0, info.mean_size))
+    # One subject less, for the boundary message's.
+    size = max(1, min(MAX_SUBJECTS - 1, by_request, by_reply))
+    names = iter(subjects.to_pylist())
+    while part := tuple(islice(names, size)):
+        yield part
+
+
+def _columns(page: Deliveries) -> pa.RecordBatch:
+    operations = entry_operations(page)
+    return pa.record_batch(
+        [
+            subjects_of(page),
+            pa.array(page.stream_seq),
+            pa.array(page.time).cast(LAST_MESSAGES.field("time").type),
+            payloads(page),
+            pa.repeat("PUT", len(page)) if operations is None else operations,
+        ],
+        schema=LAST_MESSAGES,
+    )

@@ -34,7 +34,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from nats_stream_source.err_codes import UNAVAILABLE
-from nats_stream_source.errors import DataLossError
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.direct_get.request import (
     ATTEMPTS,
@@ -47,13 +46,16 @@ from nats_stream_source.jetstream.leader import stream_info_after
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
-from nats_stream_source.jetstream.stream_identity import KnownStream, compare
+from nats_stream_source.jetstream.stream_identity import KnownStream, verify_unchanged
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.logs import field_logger
 from nats_stream_source.wire.consumer.deliveries import Deliveries
 from nats_stream_source.wire.direct_get.replies import EOB, NOT_FOUND
 
 log = field_logger(__name__)
+
+MAX_BYTES = 8 << 20
+"""Bytes of a page, if the caller does not limit them."""
 
 _HEARTBEAT = 0.2  # seconds; a range that ends without a match is complete one heartbeat later
 _BATCH = 8192  # messages of a page, if the caller does not limit them
@@ -69,8 +71,8 @@ class PageLimits:
         min_last_seq, timeout: as for :func:`stream_info_after`.
     """
 
-    batch: int | None
-    max_bytes: int
+    batch: int | None = None
+    max_bytes: int = MAX_BYTES
     min_last_seq: int | None = None
     timeout: float | None = None
 
@@ -92,7 +94,7 @@ class PageReader(ABC):
             info: the stream as its leader has just reported it.
 
         Raises:
-            DataLossError: the stream was re-created or rolled back between two pages.
+            StreamChangedError: the stream was re-created or rolled back between two pages.
         """
         limits = self._limits
         if info is None:
@@ -129,7 +131,8 @@ class PageReader(ABC):
                 if page:
                     yield page
         if has_several_requests:
-            await self._verify_stream_unchanged()
+            now = await self._jetstream.stream_info(self._stream)
+            await verify_unchanged(self._jetstream, now, [KnownStream.of(info)])
 
     @abstractmethod
     async def _last_sequence(self) -> int:
@@ -188,18 +191,8 @@ class PageReader(ABC):
         )
         reader = OrderedReader(SharedConnection(connection), request)
         async with contextlib.aclosing(reader.batches()) as batches:
-            async for frames in batches:
-                yield frames
-
-    async def _verify_stream_unchanged(self) -> None:
-        info, current = self._info, await self._jetstream.stream_info(self._stream)
-        if compare(KnownStream.of(info), current).lost:
-            raise DataLossError(
-                f"could not read stream {info.name!r}: it was re-created or rolled back during "
-                f"the read (created {current.created}, last sequence {current.last_seq}; expected "
-                f"created {info.created}, last sequence {info.last_seq} or later); read it again "
-                f"from the start"
-            )
+            async for page in batches:
+                yield page
 
 
 class BatchReader(PageReader):

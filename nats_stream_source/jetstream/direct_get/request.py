@@ -210,7 +210,7 @@ async def send_batch_request(
 async def first_message_at(
     jetstream: JetStream, stream: str, start_time: str, subject: str = ">"
 ) -> StoredMessage | None:
-    """The leader's first message of ``subject`` at or after a time; ServerTooOldError before 2.11."""
+    """The leader's first message of a subject from a time on; ServerTooOldError before 2.11."""
     message = await jetstream.message(stream, start_time=start_time, next_by_subj=subject)
     return None if message is None else verify_start_time(stream, message, start_time)
 

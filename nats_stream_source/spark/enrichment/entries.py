@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nats_stream_source.jetstream.direct_get.columns import last_columns
+from nats_stream_source.jetstream.direct_get.last_messages import last_columns
 from nats_stream_source.jetstream.kv.bucket import (
     Bucket,
     bucket_errors,

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nats_stream_source.jetstream.direct_get.last_messages import _disjoint_filters
-from nats_stream_source.jetstream.subjects import covers, overlap
+from nats_stream_source.jetstream.subjects import covers
 
 _PATTERN = st.lists(st.sampled_from(["a", "b", "*"]), min_size=1, max_size=3).flatmap(
     lambda tokens: st.sampled_from([".".join(tokens), ".".join([*tokens, ">"])])
@@ -40,15 +39,3 @@ def test_subject_matched_by_narrow_filter_matches_wide(
 ) -> None:
     if covers(wide, narrow) and covers(narrow, subject):
         assert covers(wide, subject)
-
-
-@given(st.lists(_PATTERN, min_size=1, max_size=4), _SUBJECT)
-def test_disjoint_filters_match_same_subjects_and_do_not_overlap(
-    patterns: list[str], subject: str
-) -> None:
-    apart = _disjoint_filters(tuple(patterns))
-    for index, one in enumerate(apart):
-        assert not any(overlap(one, other) for other in apart[:index])
-    # None means the whole stream.
-    matched = not apart or any(covers(one, subject) for one in apart)
-    assert matched or not any(covers(one, subject) for one in patterns)

@@ -12,9 +12,9 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream.api import JetStream, StoredMessage
-from nats_stream_source.jetstream.direct_get import columns as module
+from nats_stream_source.jetstream.direct_get import last_messages as module
 from nats_stream_source.jetstream.direct_get.client import DirectGet
-from nats_stream_source.jetstream.direct_get.columns import LAST_MESSAGES, last_columns
+from nats_stream_source.jetstream.direct_get.last_messages import LAST_MESSAGES, last_columns
 from tests.support.nats.buckets import api, create_bucket, delete, purge, put_many, server_version
 from tests.support.nats.direct_get import direct_get
 from tests.support.nats.streams import stream_state

@@ -17,7 +17,7 @@ from nats_stream_source.errors import (
     StreamNotFoundError,
 )
 from nats_stream_source.jetstream.direct_get.client import DirectGet
-from nats_stream_source.jetstream.direct_get.columns import last_columns
+from nats_stream_source.jetstream.direct_get.last_messages import last_columns
 from nats_stream_source.jetstream.direct_get.request import send_request
 from nats_stream_source.jetstream.leader import (
     leader_message,

@@ -17,7 +17,8 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import MessageNotFoundError, PermissionDeniedError
 from nats_stream_source.jetstream.api import StoredMessage
-from nats_stream_source.jetstream.direct_get.client import MAX_BYTES, DirectGet
+from nats_stream_source.jetstream.direct_get.client import DirectGet
+from nats_stream_source.jetstream.direct_get.pages import MAX_BYTES
 from nats_stream_source.jetstream.times import nanoseconds
 from tests.integration.jetstream.direct_get.streams import make
 from tests.support.nats.buckets import api, skip_before
