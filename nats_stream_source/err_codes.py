@@ -26,7 +26,6 @@ STORAGE_USED_UP = (
     10002,  # the account has used the storage that it may use; a message is refused
     10023,  # the same, of the server
 )
-UNKNOWN_FIELD = 10025  # of a request, from 2.12 on
 CONSUMER_NAME_IN_USE = frozenset((10013, 10105, 10148))
 ACK_PENDING_WITHOUT_ACKS = 10082  # the consumer's own, or that of the stream's consumer_limits
 INACTIVE_THRESHOLD_EXCEEDS_LIMIT = 10153  # of the stream's consumer_limits

@@ -9,16 +9,14 @@ must be confirmed by a second response of the same server (:func:`verify_last_se
 *Read-after-write (ADR-53).* A read returns at least what was written. A write returns its stream
 sequence, and the reader passes it as ``min_last_seq``. According to ADR-53 each server keeps that
 promise, but released servers do not: some ignore the field, some refuse it
-(docs/internals/measurements.md, Servers 1). So the client keeps it. Two responses prove that a read
-is recent enough:
+(docs/internals/measurements.md, Servers 1), so it is not sent and the client keeps the promise. Two
+responses prove that a read is recent enough:
 
 - a message whose sequence is ``min_last_seq`` or higher: its sender has reached that sequence;
 - the leader's message get, once the leader's last sequence has reached ``min_last_seq``
   (:func:`wait_for_last_seq`).
 
-A deposed leader may for a moment respond with its old state. Only a server that supports the field
-detects that. So the field is sent if the response to a probe is 412 (:func:`leader_message`), and
-nothing else depends on it.
+A deposed leader may for a moment respond with its old state, which only a server can detect.
 
 Deleting or purging messages through the API does not write a message. So no sequence stands for it,
 and read-after-write does not apply (ADR-53, "A note about message deletion and purges").
@@ -27,14 +25,10 @@ and read-after-write does not apply (ADR-53, "A note about message deletion and 
 from __future__ import annotations
 
 import asyncio
-import weakref
 from typing import Any
 
 from nats_stream_source.aio.tasks import wait_cancellable
-from nats_stream_source.connection.connection import Connection
-from nats_stream_source.err_codes import UNKNOWN_FIELD
 from nats_stream_source.errors import (
-    ApiError,
     MinLastSequenceError,
     NatsSourceError,
     RequestTimeoutError,
@@ -44,11 +38,7 @@ from nats_stream_source.jetstream.retry import Backoff, is_transient, retry
 from nats_stream_source.jetstream.stream_info import StreamInfo
 
 _CONFIRM_DELAY = 1.0  # seconds; a deposed leader that hears of the new one steps down in ms
-_UNREACHABLE = 1 << 62  # a sequence that no stream reaches
 _BACKOFF = Backoff(0.01, 0.25)  # between two requests to the leader
-
-_supported: weakref.WeakKeyDictionary[Connection, tuple[int, bool]] = weakref.WeakKeyDictionary()
-"""For each connection, its number of reconnects when it was probed, and the outcome."""
 
 
 async def verify_last_seq(jetstream: JetStream, info: StreamInfo, seq: int) -> None:
@@ -159,35 +149,4 @@ async def leader_message(
     if min_last_seq is None:
         return await jetstream.message(stream, **request)
     await wait_for_last_seq(jetstream, stream, min_last_seq, timeout)
-    if await supports_min_last_seq(jetstream, stream):
-        try:
-            return await jetstream.message(stream, min_last_seq=min_last_seq, **request)
-        except ApiError as error:
-            if error.err_code == MinLastSequenceError.err_code:
-                raise MinLastSequenceError(f"{error}: a deposed leader responded") from error
-            if error.err_code != UNKNOWN_FIELD:
-                raise
-            # The leader is another, older server than the one that was probed.
     return await jetstream.message(stream, **request)
-
-
-async def supports_min_last_seq(jetstream: JetStream, stream: str) -> bool:
-    """Whether the stream leader supports ``min_last_seq``: 412 for an unreachable sequence.
-
-    Each connection is probed once, and again after each reconnect. A timeout counts as no support.
-    """
-    connection = jetstream.connection
-    known = _supported.get(connection)
-    if known is not None and known[0] == connection.reconnects:
-        return known[1]
-    try:
-        await jetstream.message(stream, seq=1, min_last_seq=_UNREACHABLE)
-        outcome = False
-    except ApiError as error:
-        if is_transient(error):
-            return False  # the stream has no leader at the moment: probe again next time
-        outcome = error.err_code == MinLastSequenceError.err_code
-    except RequestTimeoutError:
-        outcome = False
-    _supported[connection] = (connection.reconnects, outcome)
-    return outcome

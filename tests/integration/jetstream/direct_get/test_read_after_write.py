@@ -11,6 +11,7 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import (
+    ApiError,
     MessageNotFoundError,
     MinLastSequenceError,
     RequestTimeoutError,
@@ -19,11 +20,7 @@ from nats_stream_source.errors import (
 from nats_stream_source.jetstream.direct_get.client import DirectGet
 from nats_stream_source.jetstream.direct_get.last_messages import last_columns
 from nats_stream_source.jetstream.direct_get.request import send_request
-from nats_stream_source.jetstream.leader import (
-    leader_message,
-    supports_min_last_seq,
-    wait_for_last_seq,
-)
+from nats_stream_source.jetstream.leader import leader_message, wait_for_last_seq
 from tests.support.nats.buckets import api, publish, server_version, skip_before
 from tests.support.nats.cluster import Cluster
 from tests.support.nats.direct_get import (
@@ -33,7 +30,6 @@ from tests.support.nats.direct_get import (
     seqs,
 )
 from tests.support.nats.streams import create_stream, stream_state
-from tests.support.proxy.fault_proxy import Proxy
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.servers
@@ -153,43 +149,12 @@ async def test_min_last_seq_is_ignored_by_released_servers(shared_server: NatsSe
             connection, "DIRECT.GET.FIELD", {"seq": 1, "min_last_seq": 1 << 62}
         )
         assert reply.page.stream_seq.tolist() == [1]
-        assert not await supports_min_last_seq(get.jetstream, "FIELD")
-
-
-async def test_min_last_seq_is_sent_to_server_that_honours_it(shared_server: NatsServer) -> None:
-    """The response of the probe is replaced by a 412; later requests have the field.
-
-    The real server refuses the field (or ignores it), so another request returns the message.
-    """
-    make(shared_server.url, "FUTURE")
-    probes = 0
-    refused = 0
-    body = (
-        b'{"type":"io.nats.jetstream.api.v1.stream_msg_get_response","error":'
-        b'{"code":412,"err_code":10180,"description":"min last sequence"}}'
-    )
-
-    def verdict(frame: bytes) -> bool | bytes:
-        nonlocal probes, refused
-        if b"stream_msg_get_response" not in frame:
-            return True
-        if not probes:
-            probes += 1
-            *words, _ = frame.split(b"\r\n")[0].split(b" ")
-            if words[0] == b"HMSG":
-                words = [b"MSG", *words[1:-1]]
-            return b" ".join([*words, b"%d" % len(body)]) + b"\r\n" + body + b"\r\n"
-        refused += b'unknown field \\"min_last_seq\\"' in frame
-        return True
-
-    with Proxy(shared_server.port, verdict) as proxy:
-        async with direct_get(proxy.url, "FUTURE") as get:
-            for _ in range(3):
-                assert await _leader(get, 3, 1.0) == [3]
-            known = get.jetstream.connection.client.connected_server_version
-            refuses = (known.major, known.minor) >= (2, 12)
-    assert probes == 1
-    assert refused == (3 if refuses else 0)
+        message = get.jetstream.message("FIELD", seq=1, min_last_seq=1 << 62)
+        if server_version(shared_server.url) < (2, 12):
+            assert await message
+        else:
+            with pytest.raises(ApiError, match="10025"):
+                await message
 
 
 async def test_lagging_follower_is_never_read_early() -> None:
