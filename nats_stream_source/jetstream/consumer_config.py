@@ -117,7 +117,7 @@ class ConsumerInfo:
         stream, name: the stream and the name of the consumer.
         config: the server's configuration object.
         push_bound: whether the deliver subject of a push consumer has a subscriber.
-        consumer_seq, stream_seq: the sequences of the last delivered message; 0 before the first.
+        stream_seq: the sequence of the last delivered message; 0 before the first.
         num_pending: number of matching messages that were not delivered yet.
         leader: name of the consumer leader; None outside of a cluster.
     """
@@ -126,7 +126,6 @@ class ConsumerInfo:
     name: str
     config: dict[str, Any]
     push_bound: bool
-    consumer_seq: int
     stream_seq: int
     num_pending: int
     leader: str | None
@@ -139,7 +138,6 @@ class ConsumerInfo:
             name=string(response, "name"),
             config=object_(response, "config"),
             push_bound=bool(response.get("push_bound")),
-            consumer_seq=integer(response, "delivered", "consumer_seq", default=0),
             stream_seq=integer(response, "delivered", "stream_seq", default=0),
             num_pending=integer(response, "num_pending", default=0),
             leader=string(response, "cluster", "leader", default="") or None,

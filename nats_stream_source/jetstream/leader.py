@@ -82,41 +82,39 @@ async def wait_for_last_seq(
             responded; StreamNotFoundError at once.
     """
     settings = () if timeout is not None else ("request_timeout",)
-    loop = asyncio.get_running_loop()
     seconds = jetstream.connection.settings.request_timeout if timeout is None else timeout
-    deadline = loop.time() + seconds
-    behind: MinLastSequenceError | None = None  # the last response; a later timeout does not count
+    failure: NatsSourceError = RequestTimeoutError(
+        f"could not read the last sequence of stream {stream}: no response within {seconds:g} s",
+        settings=settings,
+    )
 
     async def reach() -> StreamInfo:
-        nonlocal behind
-        left = max(deadline - loop.time(), _BACKOFF.first)
-        try:
-            info = await wait_cancellable(left, jetstream.stream_info(stream))
-        except asyncio.TimeoutError:
-            raise RequestTimeoutError(
-                f"could not read the last sequence of stream {stream}: no response within "
-                f"{seconds:g} s",
-                settings=settings,
-            ) from None
+        info = await jetstream.stream_info(stream)
         if info.last_seq < min_last_seq:
-            behind = MinLastSequenceError(
+            raise MinLastSequenceError(
                 f"min last sequence: stream {stream} has reached {info.last_seq}, not "
                 f"{min_last_seq}, within {seconds:g} s (412, 10180); a sequence that the stream "
                 f"never had belongs to another stream, or to the stream before it was restored",
                 settings=settings,
             )
-            raise behind
         return info
 
     def is_retried(error: Exception) -> bool:
-        return isinstance(error, MinLastSequenceError) or is_transient(error)
+        nonlocal failure
+        if isinstance(error, MinLastSequenceError):
+            failure = error
+        elif not is_transient(error):
+            return False
+        elif isinstance(error, NatsSourceError) and not isinstance(failure, MinLastSequenceError):
+            failure = error  # a timeout after the leader's response does not count
+        return True
 
     try:
-        return await retry(reach, seconds=seconds, backoff=_BACKOFF, on_error=is_retried)
-    except NatsSourceError as error:
-        if behind is None or not is_retried(error):
-            raise
-        raise behind from None
+        return await wait_cancellable(
+            max(seconds, _BACKOFF.first), retry(reach, backoff=_BACKOFF, on_error=is_retried)
+        )
+    except asyncio.TimeoutError:
+        raise failure from None
 
 
 async def stream_info_after(

@@ -12,6 +12,7 @@ consumer's rebuild, keeps its own loop and uses :class:`Backoff`.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import time
 from collections.abc import Awaitable, Callable
@@ -80,17 +81,6 @@ def is_outage(error: BaseException) -> bool:
     )
 
 
-async def _repeat(
-    work: Callable[[], Awaitable[T]], on_error: Callable[[Exception], Awaitable[None]]
-) -> T:
-    """Call ``work`` until it succeeds; ``on_error`` waits, or raises the error."""
-    while True:
-        try:
-            return await work()
-        except Exception as error:  # any error: on_error raises those that are not retried
-            await on_error(error)
-
-
 async def retry(
     work: Callable[[], Awaitable[T]],
     *,
@@ -110,20 +100,18 @@ async def retry(
         log_retries: log a line for each retry.
     """
     deadline = time.monotonic() + seconds
-    failures = 0
-
-    async def wait(error: Exception) -> None:
-        nonlocal failures
-        failures += 1
-        remaining = deadline - time.monotonic()
-        if not on_error(error) or failures >= attempts or remaining <= 0:
-            raise error
-        if log_retries:
-            log.warning("retrying request", attempt=failures, error=error)
-            count(RETRIES)
+    for failures in itertools.count(1):
+        try:
+            return await work()
+        except Exception as error:  # any error: the caller decides which are retried
+            remaining = deadline - time.monotonic()
+            if not on_error(error) or failures >= attempts or remaining <= 0:
+                raise
+            if log_retries:
+                log.warning("retrying request", attempt=failures, error=error)
+                count(RETRIES)
         await asyncio.sleep(min(backoff.pause(failures - 1), remaining))
-
-    return await _repeat(work, wait)
+    raise AssertionError("unreachable")
 
 
 async def retry_transient(work: Callable[[], Awaitable[T]], seconds: float) -> T:
@@ -164,10 +152,15 @@ class Outage:
             ends: whether a success ends the outage. The success of a connection does not, where the
                 stream lacks a leader.
         """
-        result = await _repeat(work, self.wait)
-        if ends:
-            self.end()
-        return result
+        while True:
+            try:
+                result = await work()
+            except Exception as error:  # any error: wait() raises those that show no outage
+                await self.wait(error)
+                continue
+            if ends:
+                self.end()
+            return result
 
     async def wait(self, error: Exception) -> None:
         """Wait a moment after a failure.

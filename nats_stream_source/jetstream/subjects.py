@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from nats_stream_source.connection.settings import DEFAULT_API_PREFIX
 from nats_stream_source.errors import ConfigurationError, InvalidNameError
@@ -57,22 +57,23 @@ def validate_written_key(key: str) -> str:
     return key
 
 
-def _tokens(pattern: object) -> list[str]:
-    # Another type is one empty token, which every check refuses.
-    return pattern.split(".") if isinstance(pattern, str) else [""]
+def _is_filter(pattern: object, is_token: Callable[[str], bool]) -> bool:
+    """Whether each token is ``*``, a final ``>``, or one for which ``is_token`` is true."""
+    tokens = pattern.split(".") if isinstance(pattern, str) else [""]
+    last = len(tokens) - 1
+    return all(
+        token == "*" or (token == ">" and index == last) or is_token(token)
+        for index, token in enumerate(tokens)
+    )
 
 
 def validate_filter(pattern: str) -> str:
     """Return ``pattern`` if it is a key or a key with wildcard tokens; InvalidNameError if not."""
-    tokens = _tokens(pattern)
-    for index, token in enumerate(tokens):
-        if token == "*" or (token == ">" and index == len(tokens) - 1):
-            continue
-        if not token or "*" in token or ">" in token or not _KEY.fullmatch(token):
-            raise InvalidNameError(
-                f"{pattern!r} is not a key filter: a key (ADR-8) whose tokens may be '*', "
-                f"and the last one '>'"
-            )
+    if not _is_filter(pattern, lambda token: bool(_KEY.fullmatch(token))):
+        raise InvalidNameError(
+            f"{pattern!r} is not a key filter: a key (ADR-8) whose tokens may be '*', and the last "
+            f"one '>'"
+        )
     return pattern
 
 
@@ -164,16 +165,12 @@ def covers(wide: str, narrow: str) -> bool:
 
 def validate_subject_filter(pattern: str) -> str:
     """Return ``pattern`` if it is a subject, or one with wildcards; InvalidNameError if not."""
-    tokens = _tokens(pattern)
-    for index, token in enumerate(tokens):
-        if token == "*" or (token == ">" and index == len(tokens) - 1):
-            continue
-        # Within a token the server takes '*' and '>' literally, which users do not intend.
-        if not token or set(token) & set("*> \t\r\n\f\0"):
-            raise InvalidNameError(
-                f"{pattern!r} is not a subject filter: tokens between dots, without spaces; a "
-                f"token may be '*', and the last one '>'"
-            )
+    # Within a token the server takes '*' and '>' literally, which users do not intend.
+    if not _is_filter(pattern, lambda token: bool(token) and not set(token) & set("*> \t\r\n\f\0")):
+        raise InvalidNameError(
+            f"{pattern!r} is not a subject filter: tokens between dots, without spaces; a token "
+            f"may be '*', and the last one '>'"
+        )
     return pattern
 
 

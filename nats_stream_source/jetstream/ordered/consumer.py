@@ -8,6 +8,13 @@ Placement. The servers place a consumer on a random replica. With ``at_leader`` 
 consumer on another server than the requested one is deleted, and the next one is created, up to
 ``_MAX_PLACEMENTS`` times. The inbox of the consumer is subscribed to only after the placement.
 
+Several filters. Before nats-server 2.15, a purge of subjects that one filter of a consumer covers
+(for example a PURGE marker in a bucket) moves the whole consumer to the first remaining message of
+these subjects. The consumer skips the messages of its other filters before that message, and
+neither sequences nor heartbeats show it (measured with 2.10.26 to 2.14.6). So on these servers one
+filter that covers all of them takes their place (:class:`MergedFilter`), and the reader drops the
+messages that match none of them. This transfers more data, at worst the whole stream.
+
 Deletion. A consumer is deleted when the reader rebuilds it and when the reader closes. At the
 close, a PING/PONG confirms that no frame of the consumer is left on the connection; if that fails,
 the connection is dropped. The server removes a consumer that could not be deleted by itself, since
@@ -19,10 +26,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import nats.errors
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from nats_stream_source.aio.tasks import wait_cancellable
 from nats_stream_source.connection.connection import Connection
@@ -36,10 +46,12 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.consumer_config import ConsumerInfo
-from nats_stream_source.jetstream.ordered.merged_filter import MergedFilter, needs_merged_filter
 from nats_stream_source.jetstream.ordered.request import RangeRequest, consumer_config
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
+from nats_stream_source.jetstream.subjects import covering, filter_pattern, is_literal
 from nats_stream_source.logs import field_logger
+from nats_stream_source.wire.columns import subjects
+from nats_stream_source.wire.consumer.deliveries import Deliveries
 
 log = field_logger(__name__)
 
@@ -47,7 +59,33 @@ _PONG_TIMEOUT = 2.0  # seconds; a server that sends no PONG for so long counts a
 _MAX_PONG_TIMEOUT = 60.0  # … unless data arrives: on a slow line the PONG follows all of it
 _BULK = 20_000  # sequences of a range whose rate counts more than the delay of a message
 _MAX_PLACEMENTS = 30  # consumers until one is placed on the leader; the placement is random
+_FIXED_IN = (2, 15)  # skipped messages of consumers with several filters
 _MAX_UNDELETED = 16  # older ones are left to the server, which removes them within a minute
+
+
+class MergedFilter:
+    """One filter in place of ``filters``.
+
+    Attributes:
+        subject: the filter that covers all of them.
+    """
+
+    def __init__(self, filters: Sequence[str]) -> None:
+        self.subject = covering(filters)
+        literals = [subject for subject in filters if is_literal(subject)]
+        wild = [subject for subject in filters if not is_literal(subject)]
+        self._literals = pa.array(literals, pa.string())
+        self._pattern = filter_pattern(wild) if wild else None
+
+    def select(self, rows: Deliveries) -> Deliveries:
+        """The messages of ``rows`` that match one of the filters."""
+        if not len(rows):
+            return rows
+        names = subjects(rows, replace=True)
+        mask = pc.is_in(names, value_set=self._literals)
+        if self._pattern is not None:
+            mask = pc.or_(mask, pc.match_substring_regex(names, self._pattern))
+        return rows.select(mask.to_numpy(zero_copy_only=False))
 
 
 class EphemeralConsumer:
@@ -116,11 +154,9 @@ class EphemeralConsumer:
         """
         request, connection = self._request, self.connection
         assert connection is not None
-        several = len(request.filters) > 1 and not request.only_initial_values
-        self.merged_filter = (
-            MergedFilter(request.filters) if several and needs_merged_filter(connection) else None
-        )
-        if self.merged_filter is not None:
+        self.merged_filter = None
+        if len(request.filters) > 1 and not request.only_initial_values and _skips(connection):
+            self.merged_filter = MergedFilter(request.filters)
             request = replace(request, filters=(self.merged_filter.subject,))
         config = consumer_config(
             request,
@@ -249,3 +285,12 @@ class EphemeralConsumer:
         inbox, self.inbox = self.inbox, None
         if inbox is not None and self.connection is not None:
             await self.connection.close_inbox(inbox)
+
+
+def _skips(connection: Connection) -> bool:
+    """Whether consumers with several filters may skip messages on the connected server."""
+    version = connection.client.connected_server_version
+    try:
+        return (version.major, version.minor) < _FIXED_IN
+    except ValueError:
+        return True  # the server's version is not a version number

@@ -193,22 +193,19 @@ class OrderedReader:
         return rows
 
     async def _verify_end(self) -> None:
-        jetstream = await self._connections.jetstream()
-        info = await jetstream.stream_info(self.request.stream)
-        await self._verify(jetstream, info, ended=True)
+        await self._verify(await self._connections.jetstream(), None, ended=True)
 
     async def _verify_rebuild(self) -> None:
         assert self._consumer.connection is not None
-        jetstream = JetStream(self._consumer.connection)
-        info = await jetstream.stream_info(self.request.stream)
-        await self._verify(jetstream, info, ended=False)
+        await self._verify(JetStream(self._consumer.connection), None, ended=False)
 
-    async def _verify(self, jetstream: JetStream, info: StreamInfo, *, ended: bool) -> None:
+    async def _verify(self, jetstream: JetStream, info: StreamInfo | None, *, ended: bool) -> None:
         """Verify that the stream is the one that was known when the range was chosen.
 
         While a range is read, the reader waits for a mirror that lags, for at most
         ``catch_up_timeout``.
         """
+        info = info or await jetstream.stream_info(self.request.stream)
         request, known, row = self.request, self.request.known, self._intake.last_row
         endless = request.end == ENDLESS
         reached = max(known.seq, self.cursor.seen_through if endless else request.end)

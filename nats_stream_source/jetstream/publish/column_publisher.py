@@ -59,15 +59,7 @@ _BACKOFF = Backoff(0.05, 1.0)
 class ColumnPublisher(ABC):
     """Publishes columns of messages to one stream; an async context manager.
 
-    Args:
-        jetstream: the account's JetStream; its connection is used.
-        stream: the stream that must store the messages.
-        max_in_flight: the maximum number of messages in the window.
-        retry_timeout: seconds without progress after which the publisher fails. Default: the
-            connection's ``connect_timeout``.
-        no_ack: whether the stream stores messages without PubAcks, which is refused. None: the
-            stream is requested.
-        allowance: see :class:`Window`.
+    Args: see :class:`BatchPublisher`; ``allowance``: see :class:`Window`.
 
     Attributes:
         stored: number of messages that were acknowledged, duplicates included.

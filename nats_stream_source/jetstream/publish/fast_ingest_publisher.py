@@ -43,7 +43,7 @@ from nats_stream_source.jetstream.publish.window import MAX_BYTES, Chunk
 from nats_stream_source.wire.framing.frames import Frames
 from nats_stream_source.wire.headers import is_no_responders
 from nats_stream_source.wire.publish import fast_ingest
-from nats_stream_source.wire.publish.fast_ingest import BatchResponse, ResponseKind
+from nats_stream_source.wire.publish.fast_ingest import END, PING, BatchResponse, ResponseKind
 from nats_stream_source.wire.publish.frames import EncodedFrames, MessageColumns
 from nats_stream_source.wire.table import FrameKind
 
@@ -178,7 +178,7 @@ class FastIngestPublisher(ColumnPublisher):
 
     def _requests(self) -> bytes:
         return b"".join(
-            fast_ingest.ping(*self._batch(chunk), chunk.sent - chunk.start)
+            fast_ingest.control(PING, *self._batch(chunk), chunk.sent - chunk.start)
             for chunk in self._window.chunks
             if chunk.sent > max(chunk.start, chunk.base)
         )
@@ -191,7 +191,7 @@ class FastIngestPublisher(ColumnPublisher):
         too: they are repeated until a message that was sent after them is acknowledged.
         """
         self._earlier_ends += [
-            fast_ingest.end(*self._batch(chunk), chunk.sent - chunk.start + 1)
+            fast_ingest.control(END, *self._batch(chunk), chunk.sent - chunk.start + 1)
             for chunk in self._window.chunks
             if chunk.sent > chunk.start
         ]

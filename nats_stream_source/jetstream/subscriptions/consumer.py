@@ -188,7 +188,7 @@ async def lookup_consumer(
         # A pull subscription continues (ADR-15, "Consumer name"): the user may have the permission
         # to pull but not to look up. If the consumer is missing, the first request reports it.
         log.warning("could not look up consumer", stream=stream, consumer=name, error=error)
-        info = ConsumerInfo(stream, name, {"ack_policy": "explicit"}, False, 0, 0, 0, None)
+        info = ConsumerInfo(stream, name, {"ack_policy": "explicit"}, False, 0, 0, None)
     return BoundConsumer(jetstream, info, created=False)
 
 

@@ -38,7 +38,11 @@ from nats_stream_source.wire.publish.frames import EncodedFrames, MessageColumns
 MAX_FLOW = 500
 """The most messages that servers acknowledge together."""
 
-_START, _APPEND, _COMMIT, _END, _PING = 0, 1, 2, 3, 4
+END, PING = 3, 4
+"""Operations of :func:`control`. After an end, the server rejects messages of the batch that arrive
+later; after a ping, it repeats its last acknowledgement."""
+
+_START, _APPEND, _COMMIT = 0, 1, 2
 _SUFFIX = b"$FI"
 _TOKENS = 6  # of a reply subject, from the batch id on
 _BINARY = pa.binary()
@@ -74,28 +78,15 @@ def encode_batch(
     )
 
 
-def ping(subject: str, inbox: str, batch: int, flow: int, number: int) -> bytes:
-    """The frame that asks for the last acknowledgement of a batch again; it is not stored.
+def control(operation: int, subject: str, inbox: str, batch: int, flow: int, number: int) -> bytes:
+    """A frame that is not stored: :data:`PING` or :data:`END`.
 
     Args:
         subject: any subject of the stream.
         batch: the serial of the batch's first message.
-        number: the number of the last message that was sent.
+        number: for a ping, the number of the last message that was sent; for an end, the next one.
     """
-    reply = f"{_prefix(inbox, batch, flow)}{number}".encode() + _suffix(_PING)
-    return b"PUB %s %s 0\r\n\r\n" % (subject.encode(), reply)
-
-
-def end(subject: str, inbox: str, batch: int, flow: int, number: int) -> bytes:
-    """The frame that ends a batch; it is not stored.
-
-    The server rejects the messages of the batch that arrive later.
-
-    Args:
-        subject, batch: as of :func:`ping`.
-        number: the number after that of the last message that was sent.
-    """
-    reply = f"{_prefix(inbox, batch, flow)}{number}".encode() + _suffix(_END)
+    reply = f"{_prefix(inbox, batch, flow)}{number}".encode() + _suffix(operation)
     return b"PUB %s %s 0\r\n\r\n" % (subject.encode(), reply)
 
 

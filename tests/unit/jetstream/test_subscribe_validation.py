@@ -203,7 +203,7 @@ def info(push: bool = True, bound: bool = False, **config: Any) -> ConsumerInfo:
     if push:
         config.setdefault("deliver_subject", "d")
     config.setdefault("ack_policy", "explicit")
-    return ConsumerInfo("S", "c", config, bound, 0, 0, 0, None)
+    return ConsumerInfo("S", "c", config, bound, 0, 0, None)
 
 
 def bind(subject: str | None = None, **more: Any) -> SubscribeRequest:

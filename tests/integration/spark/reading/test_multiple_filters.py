@@ -1,6 +1,6 @@
 """Ranges of several filters: while what one of them covers is purged, no other loses a message.
 
-Servers before 2.15 pass messages over then, see ``jetstream.ordered.merged_filter``; `make
+Servers before 2.15 pass messages over then, see ``jetstream.ordered.consumer``; `make
 test-servers` runs this on each.
 """
 
@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.jetstream.ordered import merged_filter
-from nats_stream_source.jetstream.ordered.merged_filter import MergedFilter
+from nats_stream_source.jetstream.ordered import consumer
+from nats_stream_source.jetstream.ordered.consumer import MergedFilter
 from nats_stream_source.jetstream.subjects import covering, covers
 from nats_stream_source.wire.columns import subjects
 from nats_stream_source.wire.framing.frames import Framer
@@ -98,7 +98,7 @@ def test_messages_unmatched_are_left_out(
     shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """With any server, as with lost messages: long ranges of others, rows, and others again."""
-    monkeypatch.setattr(merged_filter, "_FIXED_IN", (99, 0))
+    monkeypatch.setattr(consumer, "_FIXED_IN", (99, 0))
     recorded = RecordedStream(kind, shared_server.url).create()
     written: list[tuple[str, bytes]] = []
     for place in ("c", "a.x", "b", "c", "a.y", "c"):

@@ -6,14 +6,15 @@ import pyarrow as pa
 import pytest
 
 from nats_stream_source.wire.publish.fast_ingest import (
+    END,
     MAX_FLOW,
+    PING,
     BatchResponse,
     ResponseKind,
+    control,
     encode_batch,
-    end,
     parse_reply,
     parse_response,
-    ping,
 )
 from nats_stream_source.wire.publish.frames import EncodedFrames, MessageColumns
 
@@ -85,14 +86,10 @@ def test_batch_id_is_short() -> None:
     assert len(reply.split(".")[2]) <= 64
 
 
-def test_ping() -> None:
-    frame = ping("s.7", INBOX, 70, 100, 8)
-    assert frame == b"PUB s.7 _INBOX.abc.abc-70.100.fail.8.4.$FI 0\r\n\r\n"
-
-
-def test_end() -> None:
-    frame = end("s.7", INBOX, 70, 100, 9)
-    assert frame == b"PUB s.7 _INBOX.abc.abc-70.100.fail.9.3.$FI 0\r\n\r\n"
+@pytest.mark.parametrize("operation", [END, PING])
+def test_frame_that_is_not_stored(operation: int) -> None:
+    frame = control(operation, "s.7", INBOX, 70, 100, 8)
+    assert frame == b"PUB s.7 _INBOX.abc.abc-70.100.fail.8.%d.$FI 0\r\n\r\n" % operation
 
 
 FOREIGN = [
@@ -112,15 +109,15 @@ def test_subjects_of_other_kinds(subject: bytes) -> None:
 
 # -- responses, as nats-server 2.14.6 and 2.15.1 send them -----------------------------------------
 
-ACK, END, GAP, ERR = ResponseKind.ACK, ResponseKind.END, ResponseKind.GAP, ResponseKind.ERROR
+ACK, ENDED, GAP, ERR = ResponseKind.ACK, ResponseKind.END, ResponseKind.GAP, ResponseKind.ERROR
 RESPONSES = [
     (b'{"type":"ack","seq":0,"msgs":500}', BatchResponse(ACK, stored=0, flow=500)),
     (b'{"type":"ack","seq":1500,"msgs":2}', BatchResponse(ACK, stored=1500, flow=2)),
-    (b'{"stream":"S","seq":17,"batch":"b","count":9}', BatchResponse(END, stored=9, stream="S")),
-    (b'{"stream":"S","seq":0,"batch":"b","count":0}', BatchResponse(END, stream="S")),
+    (b'{"stream":"S","seq":17,"batch":"b","count":9}', BatchResponse(ENDED, stored=9, stream="S")),
+    (b'{"stream":"S","seq":0,"batch":"b","count":0}', BatchResponse(ENDED, stream="S")),
     (
         b'{"stream":"S","domain":"d","seq":7,"batch":"b","count":2}',
-        BatchResponse(END, stored=2, stream="S"),
+        BatchResponse(ENDED, stored=2, stream="S"),
     ),
     (b'{"type":"gap","last_seq":4,"seq":5}', BatchResponse(GAP, missing=4)),
     (b'{"type":"err","seq":6,"error":%s}' % ERROR_JSON, BatchResponse(ERR, error=ERROR)),
