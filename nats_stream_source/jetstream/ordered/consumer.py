@@ -128,14 +128,7 @@ class EphemeralConsumer:
         )
 
     async def connect(self, *, verify: bool) -> None:
-        """Obtain a connection for the next consumer.
-
-        Args:
-            verify: send a PING even if the connection was used a moment ago.
-
-        Raises:
-            ConnectError, AuthorizationError: as :meth:`ReusableConnection.connection`.
-        """
+        """Obtain a connection for the next consumer; with ``verify``, it has just sent a PONG."""
         connection = await self._connections.connection(fresh=0.0 if verify else 1.0)
         self.connection = connection
         self._reconnects = connection.reconnects
@@ -146,11 +139,6 @@ class EphemeralConsumer:
 
         Args:
             failures: how many consumers in a row were lost before without progress.
-
-        Raises:
-            RequestTimeoutError: the stream has no leader that has ``end``, or no consumer was
-                placed on it.
-            and the errors of :meth:`JetStream.add_short_lived_consumer`.
         """
         request, connection = self._request, self.connection
         assert connection is not None
@@ -173,13 +161,16 @@ class EphemeralConsumer:
             await self._create_at(server, jetstream, config)
         else:
             await self._open_inbox(connection, config["deliver_subject"])
+            self._undeleted.append(self.name)
         if server is None or failures:
             # A repeated creation, after that on the server, returns the info of the consumer.
-            named = {"name": self.name, **config}
-            created = ConsumerInfo.parse(
-                await jetstream.add_short_lived_consumer(request.stream, named)
-            )
+            created = await self._add(jetstream, config)
             self.unbound = min(self.unbound + 1, failures) if not created.push_bound else 0
+
+    async def _add(self, jetstream: JetStream, config: dict[str, Any]) -> ConsumerInfo:
+        named = {"name": self.name, **config}
+        response = await jetstream.add_short_lived_consumer(self._request.stream, named)
+        return ConsumerInfo.parse(response)
 
     async def _stream_leader(self, jetstream: JetStream) -> str | None:
         """The stream leader, once it has ``end``; None where the stream has one replica."""
@@ -197,27 +188,23 @@ class EphemeralConsumer:
 
     async def _create_at(self, server: str, jetstream: JetStream, config: dict[str, Any]) -> None:
         """Create consumers until one is placed on ``server``."""
-        connection, stream = jetstream.connection, self._request.stream
+        connection = jetstream.connection
         for _ in range(_MAX_PLACEMENTS):
             self._undeleted.append(self.name)
-            created = ConsumerInfo.parse(
-                await jetstream.add_short_lived_consumer(stream, {"name": self.name, **config})
-            )
+            created = await self._add(jetstream, config)
             if created.leader == server:
                 # Subscribed to only now: a consumer sends nothing without a subscriber, and a
                 # misplaced consumer would send as much as flow control permits.
                 await self._open_inbox(connection, config["deliver_subject"])
-                self._undeleted.remove(self.name)
                 return
             # Where the deletion is denied, the server removes the consumer a minute later.
             with contextlib.suppress(PermissionDeniedError):
-                await self._delete(connection, self.name)
-                self._undeleted.remove(self.name)
+                await self._delete_last(connection)
             self._serial += 1
             config["deliver_subject"] = connection.client.new_inbox()
         raise RequestTimeoutError(
-            f"could not place a consumer on server {server!r} after {_MAX_PLACEMENTS} "
-            f"attempts: the servers placed every consumer of stream {stream!r} on another "
+            f"could not place a consumer on server {server!r} after {_MAX_PLACEMENTS} attempts: "
+            f"the servers placed every consumer of stream {self._request.stream!r} on another "
             f"replica; retry"
         )
 
@@ -235,22 +222,17 @@ class EphemeralConsumer:
         connection = self.connection
         assert connection is not None
         await self._release_inbox()
-        earlier = (name for name in self._undeleted if name != self.name)
-        self._undeleted = [*earlier, self.name][-_MAX_UNDELETED:]
         if connection.client.is_connected:
             # After a failure the consumer may still exist: the next discard, or the close, retries.
             with contextlib.suppress(asyncio.TimeoutError, NatsSourceError, nats.errors.Error):
                 while self._undeleted:
-                    deletion = self._delete(connection, self._undeleted[-1])
-                    await wait_cancellable(_PONG_TIMEOUT, deletion)
-                    self._undeleted.pop()
+                    await wait_cancellable(_PONG_TIMEOUT, self._delete_last(connection))
+        del self._undeleted[:-_MAX_UNDELETED]
 
     async def close(self) -> None:
         """Delete all consumers and make sure that none of their frames reaches a later reader."""
-        connection, names = self.connection, self._undeleted
-        if self.inbox is not None:
-            names = [*names, self.name]
-        if connection is None or not names:
+        connection = self.connection
+        if connection is None or not self._undeleted:
             return
         drained = False
         try:
@@ -258,23 +240,24 @@ class EphemeralConsumer:
             await connection.wait_connected(_PONG_TIMEOUT)
             # All frames that the server sent before the UNSUB precede the PONG.
             drained = await connection.alive(_PONG_TIMEOUT)
-            if drained:
-                for name in names:
-                    await self._delete(connection, name)
+            while drained and self._undeleted:
+                await self._delete_last(connection)
         except (NatsSourceError, nats.errors.Error, OSError) as error:
             log.warning(
                 "a consumer could not be deleted; the server removes it by itself",
                 stream=self._request.stream,
-                consumer=names[-1],
+                consumer=self._undeleted[-1],
                 error=error,
             )
         if not drained:
             await self._connections.drop()
 
-    async def _delete(self, connection: Connection, name: str) -> None:
+    async def _delete_last(self, connection: Connection) -> None:
         # Already deleted: the intended state.
         with contextlib.suppress(ConsumerNotFoundError, StreamNotFoundError):
+            name = self._undeleted[-1]
             await JetStream(connection).delete_consumer(self._request.stream, name)
+        self._undeleted.pop()
 
     async def _open_inbox(self, connection: Connection, subject: str) -> None:
         self.inbox = await connection.open_inbox(subject)
