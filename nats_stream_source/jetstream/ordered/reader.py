@@ -138,14 +138,7 @@ class OrderedReader:
         After each batch, ``self.cursor.seen_through`` is the last sequence that the server is known
         to have processed.
 
-        Raises:
-            ConsumerLostError: more than ``request.attempts`` consumers in a row were lost, or
-                fewer where the server has no subscriber of their deliver subjects.
-            MinLastSequenceError: the replica made no progress for ``request.catch_up_timeout``
-                seconds.
-            StreamChangedError: the stream was re-created or rolled back.
-            ConnectError: not connected.
-            ConsumerLimitError, StreamNotFoundError, …: as :meth:`EphemeralConsumer.create`.
+        Raises: see the module, and the errors of the consumer's creation.
         """
         request, cursor, intake = self.request, self.cursor, self._intake
         if is_small(request):

@@ -46,9 +46,6 @@ async def small_range(
     """The messages of a small range as a consumer would deliver them; None to use a consumer.
 
     The second element is the stream's state after the read.
-
-    Raises:
-        StreamChangedError: the stream was re-created.
     """
     if request.end - request.start > max_concurrent_requests(jetstream):
         return None

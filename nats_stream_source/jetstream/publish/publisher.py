@@ -359,11 +359,7 @@ class Publisher:
                 await self._connection.close_inbox(inbox)
 
     def on_denied(self, subject: str | None, error: Exception) -> None:
-        """Fail the messages on a subject that the server denied; all, if it denied the inbox.
-
-        Args:
-            subject: None for the inbox. No PubAck follows in either case.
-        """
+        """Fail the messages on a subject that the server denied; all, if it denied the inbox."""
         for serial in self._in_flight.serials():
             if subject is None or self._in_flight[serial].subject == subject:
                 self._in_flight.complete(serial, error)

@@ -89,6 +89,10 @@ class AckRoute:
 class JsMessage:
     """A message that a consumer delivered.
 
+    An acknowledgement that could not be published, or was not confirmed within ``request_timeout``,
+    raises AckError and may be retried. All of them are ignored after a terminal one, and with ack
+    policy "none".
+
     Attributes:
         subject: the subject that the message was published to.
         data: the payload.
@@ -162,45 +166,25 @@ class JsMessage:
         """Acknowledge the message (``+ACK``): it is not delivered again.
 
         Returns when the acknowledgement is published, which does not confirm that the server
-        received it. All acknowledgements are ignored after a terminal one, and with ack policy
-        "none".
-
-        Raises:
-            AckError: the acknowledgement could not be published; it may be retried.
+        received it.
         """
         await self._acknowledge(_ACK)
 
     async def nak(self, delay: float | None = None) -> None:
-        """Request redelivery (``-NAK``), at once or after ``delay`` seconds.
-
-        Raises:
-            AckError: as for :meth:`ack`.
-        """
+        """Request redelivery (``-NAK``), at once or after ``delay`` seconds."""
         options = json.dumps({"delay": round(delay * 1e9)}).encode() if delay else b""
         await self._acknowledge(_NAK + b" " + options if options else _NAK)
 
     async def term(self) -> None:
-        """Stop redelivery of a message that cannot be processed (``+TERM``).
-
-        Raises:
-            AckError: as for :meth:`ack`.
-        """
+        """Stop redelivery of a message that cannot be processed (``+TERM``)."""
         await self._acknowledge(_TERM)
 
     async def in_progress(self) -> None:
-        """Restart the ack wait (``+WPI``). This acknowledgement is not terminal.
-
-        Raises:
-            AckError: as for :meth:`ack`.
-        """
+        """Restart the ack wait (``+WPI``). This acknowledgement is not terminal."""
         await self._acknowledge(_IN_PROGRESS, terminal=False)
 
     async def ack_sync(self) -> None:
-        """As :meth:`ack`, and wait until the server confirms it (a "double ack").
-
-        Raises:
-            AckError: not confirmed within ``request_timeout``; it may be retried.
-        """
+        """As :meth:`ack`, and wait until the server confirms it (a "double ack")."""
         await self._acknowledge(_ACK, confirm=True)
 
     async def _acknowledge(

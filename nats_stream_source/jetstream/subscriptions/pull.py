@@ -346,11 +346,7 @@ class PullSubscription(BaseSubscription):
         return self
 
     async def __anext__(self) -> JsMessage:
-        """Return the next message; send the next request after the last message of one.
-
-        Raises:
-            as :meth:`fetch`; iterate again to continue.
-        """
+        """Return the next message, or raise as :meth:`fetch`; iterate again to continue."""
         while True:
             request = self._iteration_request
             if request is None:

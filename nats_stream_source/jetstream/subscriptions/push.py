@@ -97,11 +97,7 @@ class _FlowControl:
         self._last_subject = None
 
     async def handle(self, status: ConsumerStatus, received_at: float) -> None:
-        """Handle a control status (100), received at ``received_at`` of the loop's clock.
-
-        Raises:
-            FlowControlLostError: several heartbeats report a stalled consumer after the reply.
-        """
+        """Handle a control status (100), received at ``received_at`` of the loop's clock."""
         subject = status.reply or status.stalled
         if subject is None:
             self._stalled_heartbeats = 0

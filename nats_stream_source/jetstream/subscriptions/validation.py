@@ -146,11 +146,7 @@ def _validate_name(argument: str, name: str | None) -> None:
 
 
 def validate_ordered(config: ConsumerConfig) -> None:
-    """Reject a configuration that an ordered subscription does not accept.
-
-    Raises:
-        SubscribeError: the message names the field to change.
-    """
+    """Raise SubscribeError for a configuration that an ordered subscription does not accept."""
     if unsupported := sorted(config.given().keys() - _ORDERED_FIELDS):
         raise SubscribeError(
             f"could not subscribe: an ordered subscription creates its own consumer and does not "
@@ -176,10 +172,7 @@ def build_consumer_config(
 ) -> dict[str, Any]:
     """Build the configuration of the consumer to create (ADR-15, "Creating the JS Consumer").
 
-    Args:
-        request: a validated request.
-        name: the consumer's name; also the durable name if the request has one.
-        deliver_subject: the inbox, used if the request has no deliver subject; None for pull.
+    ``deliver_subject`` is the inbox, used if the request has no deliver subject.
     """
     config = request.config.json()
     config["name"] = name
