@@ -1,7 +1,9 @@
-"""Progress records: from reports as Spark writes them, and from real queries."""
+"""Progress records from reports as Spark writes them and from real queries, and log lines."""
 
 from __future__ import annotations
 
+import ast
+import asyncio
 import itertools
 import json
 import logging
@@ -10,21 +12,31 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.logger.logger import JSONFormatter
 from pyspark.sql import SparkSession
 
 from nats_stream_source import watch_progress
 from nats_stream_source.cli.main import main
+from nats_stream_source.connection.connection import ConnectionSettings
 from nats_stream_source.embedded import NatsServer
+from nats_stream_source.jetstream.ordered.reader import OrderedReader
+from nats_stream_source.jetstream.ordered.request import ENDLESS, RangeRequest
+from nats_stream_source.jetstream.reusable_connection import ReusableConnection
+from nats_stream_source.jetstream.stream_identity import KnownStream
+from nats_stream_source.logs import field_logger, format_fields
 from nats_stream_source.spark.progress import BatchProgress, records
+from tests.support.log_fields import parse_fields
 from tests.support.nats import buckets
 from tests.support.nats.streams import create_stream
+from tests.support.paths import ROOT
 from tests.support.spark.scenario import (
     DEADLINE,
 )
 from tests.support.spark.streaming_query import begin
-from tests.support.wait import wait_until
+from tests.support.wait import wait_until, wait_until_async
 
 _serial = itertools.count()
+
 
 # What Spark 4.2.0 reported of a query with maxRowsPerTrigger=10 on a bucket of 100 sequences, 40 of
 # them left, shortened.
@@ -283,3 +295,101 @@ def test_lag_of_stream_with_filter(
     # The planner counts an upper bound of the rows of a range: the lag is a lower bound.
     assert [(record.rows, record.lag) for record in found] == [(4, 6), (6, 0)]
     assert [record.compacted for record in found] == [None, None]
+
+
+PACKAGE = ROOT / "nats_stream_source"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"stream": "KV_fleet", "start": "0"},
+        {"error": 'no "answer" in 5 s\nat all', "path": "C:\\a b"},
+        {"a": "b=c", "d": "100%", "e": "%s", "f": "\\", "g": "gap,"},
+    ],
+)
+def test_fields_are_read_back(fields: dict[str, str]) -> None:
+    assert parse_fields(f"12:00 WARN something happened {format_fields(fields)}") == fields
+
+
+def test_log_line_has_fields(caplog: pytest.LogCaptureFixture) -> None:
+    log = field_logger("some.module")
+    log.warning("100% sure", stream="KV_a", error=ValueError("a b"), detail="", seq=None)
+    log.warning("plain %d", 7)
+    first, second = caplog.records
+    assert first.getMessage() == '100% sure stream=KV_a error="a b"'
+    assert first.name == "some.module"
+    assert first.filename == Path(__file__).name  # not the logger's own
+    assert second.getMessage() == "plain 7"
+    shown = json.loads(JSONFormatter().format(first))
+    assert shown["context"] == {"stream": "KV_a", "error": "a b"}
+
+
+def test_modules_log_with_fields() -> None:
+    """No line of the package has positional arguments: fields are what a machine can read."""
+    lines = 0
+    for file in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            of_log = isinstance(node.func.value, ast.Name) and node.func.value.id == "log"
+            if of_log and node.func.attr in ("debug", "info", "warning", "error"):
+                lines += 1
+                assert len(node.args) == 1, f"{file}:{node.lineno}"
+    assert lines > 20
+
+
+def test_control_characters_do_not_reach_terminal() -> None:
+    assert format_fields({"detail": "\x1b[2J"}) == 'detail="\\u001b[2J"'
+
+
+@pytest.fixture
+def rebuilt(shared_server: NatsServer, caplog: pytest.LogCaptureFixture) -> logging.LogRecord:
+    """What is logged when the consumer of a read is deleted in the middle."""
+    url = shared_server.url
+    buckets.create_bucket(url, "torn", 1)
+    buckets.put(url, "torn", "a", b"1")
+    created = buckets.bucket_info(url, "torn")["created"]
+
+    def consumers() -> list[str]:
+        return buckets.api(url, "CONSUMER.NAMES.KV_torn").get("consumers") or []
+
+    async def work() -> int:
+        link = ReusableConnection(ConnectionSettings(servers=(url,)))
+        request = RangeRequest(
+            "KV_torn", KnownStream(created), 0, ENDLESS, heartbeat=0.1, eager=True
+        )
+        batches = OrderedReader(link, request).batches()
+
+        async def row() -> int:
+            while not (frames := await batches.__anext__()):
+                pass
+            return len(frames)
+
+        try:
+            first = await row()
+            for name in consumers():
+                await asyncio.to_thread(buckets.api, url, f"CONSUMER.DELETE.KV_torn.{name}")
+            second = asyncio.ensure_future(row())
+            await wait_until_async(lambda: caplog.records, "a rebuild", deadline=600)
+            await asyncio.to_thread(buckets.put, url, "torn", "b", b"2")
+            return first + await second
+        finally:
+            await batches.aclose()
+            await link.drop()
+
+    assert asyncio.run(work()) == 2
+    (record,) = caplog.records
+    return record
+
+
+def test_rebuild_is_one_line(rebuilt: logging.LogRecord) -> None:
+    assert (rebuilt.name, rebuilt.levelname) == (
+        "nats_stream_source.jetstream.ordered.reader",
+        "WARNING",
+    )
+    fields = parse_fields(rebuilt.getMessage())
+    assert rebuilt.getMessage().startswith("consumer rebuilt stream=KV_torn ")
+    assert fields["reason"] in ("consumer gone", "missed heartbeat")
+    assert (fields["start"], fields["end"], fields["attempt"]) == ("0", "none", "1")

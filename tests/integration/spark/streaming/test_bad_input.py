@@ -1,10 +1,11 @@
-"""Bad input: one clear error each, that names what to change, and no partial output."""
+"""Bad input: one error each, which names what to change, and no partial output."""
 
 from __future__ import annotations
 
-import json
+import itertools
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,17 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from nats_stream_source.embedded import NatsServer, free_port
-from tests.support.nats.buckets import create_bucket, put
+from nats_stream_source.errors import (
+    JetStreamNotEnabledError,
+    NatsSourceError,
+    NoMatchingStreamError,
+    OffsetError,
+    OptionError,
+    StreamNotFoundError,
+)
+from tests.support.nats.buckets import create_bucket, publish, put
+from tests.support.nats.streams import create_stream
+from tests.support.query_driver.driver import OffsetJson, new_query, sequences
 from tests.support.spark.scenario import (
     Create,
     Do,
@@ -21,12 +32,12 @@ from tests.support.spark.scenario import (
     Put,
     Run,
     Scene,
-    logged_offset,
     play,
     read,
 )
 
 SECRET = "hunter2-is-secret"
+
 
 # -- options: found when the source is loaded, before anything connects --------------------------
 
@@ -181,21 +192,6 @@ def test_right_credentials(guarded_scene: Scene) -> None:
 # -- checkpoints --------------------------------------------------------------------------------
 
 
-def edited(batch_id: int, edit: Callable[[dict[str, Any]], object]) -> Do:
-    """Edit an offset in the checkpoint by hand."""
-
-    def run(scene: Scene) -> None:
-        path = scene.checkpoint / "offsets" / str(batch_id)
-        version, spark, _ = path.read_text().splitlines()
-        offset = logged_offset(path)
-        edit(offset)
-        path.write_text("\n".join((version, spark, json.dumps(offset))))
-        # Hadoop's file system keeps a checksum beside each file.
-        path.with_name(f".{batch_id}.crc").unlink(missing_ok=True)
-
-    return Do(run)
-
-
 def test_checkpoint_of_another_query(scene: Scene) -> None:
     another = {"keys": "a,b", "bucket": f"{scene.bucket}_other"}
     create_bucket(scene.url, another["bucket"])
@@ -212,19 +208,143 @@ def test_checkpoint_of_another_query(scene: Scene) -> None:
     assert len(scene.rows) == 1
 
 
-def test_offsets_that_run_backwards(scene: Scene) -> None:
-    def uncommit(scene: Scene) -> None:
-        (scene.checkpoint / "commits" / "1").unlink()
+BASE = {"servers": "nats://127.0.0.1:1", "stream": "ORDERS"}
 
-    play(
-        scene,
-        Create(5),
-        Put("a", "1"),
-        Put("a", "2"),
-        Run(),
-        Put("a", "3"),
-        Run(),
-        Do(uncommit),
-        edited(1, lambda offset: offset.update(stream_seq=1, time=None)),
-        fails("OffsetError", "run backwards, from 2 to 1", "edited by hand"),
+
+_names = (f"B{i}" for i in itertools.count())
+
+
+@pytest.fixture
+def name(shared_server: NatsServer) -> str:
+    """A stream with five messages, of two subjects."""
+    name = next(_names)
+    url = shared_server.url
+    create_stream(url, name, f"{name}.*")
+    publish(url, ((f"{name}.{'ab'[i % 2]}", b"%d" % i, None) for i in range(5)))
+    return name
+
+
+def test_query_fails_in_spark(spark: SparkSession) -> None:
+    """The named error is what the user sees, when the source is loaded."""
+    with pytest.raises(AnalysisException, match="OptionError: unknown option 'filtersubject'; did"):
+        spark.readStream.format("nats_stream").options(**BASE, filterSubject="a").load()
+
+
+# -- what is on the server ------------------------------------------------------------------------
+
+
+def test_stream_missing(shared_server: NatsServer) -> None:
+    with (
+        pytest.raises(StreamNotFoundError, match="stream 'NOWHERE': it does not exist on nats://"),
+        new_query(shared_server.url, stream="NOWHERE") as query,
+    ):
+        query.read_new()
+    with (
+        pytest.raises(
+            NoMatchingStreamError, match=r"of subject 'nowhere\.>': no stream has it, expected one"
+        ),
+        new_query(shared_server.url, subject="nowhere.>") as query,
+    ):
+        query.read_new()
+    with (
+        pytest.raises(JetStreamNotEnabledError, match="options 'domain' or 'apiPrefix'"),
+        new_query(shared_server.url, stream="S", domain="no", connectTimeout=1) as query,
+    ):
+        query.read_new()
+
+
+def test_start_time_in_future(shared_server: NatsServer, name: str) -> None:
+    tomorrow = datetime.now(timezone.utc) + timedelta(days=1)
+    when = tomorrow.strftime("%Y-%m-%dT%H:%M:%SZ")
+    with (
+        pytest.raises(
+            OptionError, match=r"'startTime': \S+Z is in the future, expected the server's time"
+        ),
+        new_query(shared_server.url, stream=name, startTime=when) as query,
+    ):
+        query.read_new()
+
+
+@pytest.mark.parametrize("beyond", [6, 9, 2**63 - 1])
+def test_start_beyond_end(shared_server: NatsServer, name: str, beyond: int) -> None:
+    """It waits, also over a restart, and begins exactly there."""
+    with new_query(shared_server.url, stream=name, startSequence=beyond) as query:
+        assert query.read_new() == []
+        offset = query.offset
+    assert offset["stream_seq"] == beyond - 1
+    publish(shared_server.url, [(f"{name}.a", b"", None)] * 6)
+    with new_query(shared_server.url, stream=name, offset=offset, startSequence=beyond) as query:
+        assert sequences(query.read_new()) == [seq for seq in range(6, 12) if seq >= beyond]
+
+
+# -- checkpoints ----------------------------------------------------------------------------------
+
+
+def offset_of(url: str, name: str, **options: Any) -> OffsetJson:
+    """Where a query stands that has read all."""
+    with new_query(url, stream=name, **options) as query:
+        query.read_new()
+        return query.offset
+
+
+def refused(url: str, name: str, offset: OffsetJson, text: str, **options: Any) -> None:
+    """A query cannot resume from the offset; the right query can, and has every row."""
+    with (
+        pytest.raises(OffsetError, match=text),
+        new_query(url, stream=name, offset=offset, **options) as query,
+    ):
+        query.read_new()
+
+
+def test_checkpoints_of_other_queries(shared_server: NatsServer, name: str) -> None:
+    url, some = shared_server.url, f"{name}.a"
+    offset = offset_of(url, name)
+    refused(
+        url,
+        name,
+        {**offset, "stream": "OTHER"},
+        f"of stream OTHER, the query reads {name} .*'stream' and 'subject'.*another checkpoint",
     )
+    refused(
+        url,
+        name,
+        offset,
+        rf"filterSubjects=\(all\), the query has filterSubjects={some}, .*the same option",
+        filterSubjects=some,
+    )
+    refused(url, name, offset_of(url, name, filterSubjects=some), f"filterSubjects={some}, the")
+    publish(url, [(some, b"", None)])
+    with new_query(url, stream=name, offset=offset) as query:
+        assert sequences(query.read_new()) == [6]
+
+
+def test_looked_up_subject_is_filter(shared_server: NatsServer, name: str) -> None:
+    url, some = shared_server.url, f"{name}.a"
+    with new_query(url, subject=some) as query:
+        assert sequences(query.read_new()) == [1, 3, 5]
+        offset = query.offset
+    with (
+        pytest.raises(OffsetError, match=f"subject={some}, the query has subject={name}.b"),
+        new_query(url, offset=offset, subject=f"{name}.b") as query,
+    ):
+        query.read_new()
+    with new_query(url, stream=name, offset=offset, filterSubjects=some) as query:
+        assert query.read_new() == []
+
+
+def test_offsets_that_run_backwards(shared_server: NatsServer, name: str) -> None:
+    offset = offset_of(shared_server.url, name)
+    with new_query(shared_server.url, stream=name, offset=offset) as query:
+        with pytest.raises(OffsetError, match=r"run backwards, from 5 to 3; .* edited by hand"):
+            query.plan_logged({**offset, "stream_seq": 3, "time": None})
+        assert query.offset == offset
+
+
+def test_offset_ahead_of_stream(shared_server: NatsServer, name: str) -> None:
+    """An edited offset looks like a stream that was rolled back."""
+    ahead = {**offset_of(shared_server.url, name), "stream_seq": 9}
+    with (
+        pytest.raises(NatsSourceError, match="was rolled back: last sequence is 5,"),
+        new_query(shared_server.url, stream=name, offset=ahead) as query,
+    ):
+        query.read_new()
