@@ -20,7 +20,7 @@ from nats_stream_source.options.start_position import (
     DeliverPolicy,
     NamedStarts,
 )
-from nats_stream_source.wire.codec.definition import (
+from nats_stream_source.wire.codec import (
     KEY_CODECS,
     VALUE_CODECS,
     Chain,

@@ -20,7 +20,7 @@ from nats_stream_source.rows.arrow import (
     timestamp_column,
 )
 from nats_stream_source.rows.splits import Split
-from nats_stream_source.wire.codec.columns import decode_keys, decode_values
+from nats_stream_source.wire.codec import decode_key, decode_value, each
 from nats_stream_source.wire.columns import entry_operations, header_blocks, payloads, subjects
 from nats_stream_source.wire.consumer.deliveries import Deliveries
 from nats_stream_source.wire.header_columns import header_maps, origins
@@ -89,8 +89,8 @@ def _decoded(
     Returns:
         keys, values, and which rows are kept.
     """
-    keys = decode_keys(codec.key, raw_keys) if codec.key else raw_keys
-    values = decode_values(codec.value, raw_values) if codec.value else raw_values
+    keys = each(decode_key, codec.key, raw_keys) if codec.key else raw_keys
+    values = each(decode_value, codec.value, raw_values) if codec.value else raw_values
     if codec.on_undecodable is OnUndecodable.NULL or (
         not keys.null_count and values.null_count == raw_values.null_count
     ):

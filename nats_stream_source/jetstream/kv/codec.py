@@ -1,6 +1,6 @@
 """How the keys and values of a bucket are encoded (ADR-54), with the errors of both directions.
 
-The codecs are those of :mod:`nats_stream_source.wire.codec.definition`. A key is encoded where a
+The codecs are those of :mod:`nats_stream_source.wire.codec`. A key is encoded where a
 subject or filter is made of it, and decoded where an entry is returned; in between, everything
 works on the stored key. A value codec applies to values: a marker does not have one.
 """
@@ -21,7 +21,7 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.subjects import validate_filters, validate_key
 from nats_stream_source.logs import field_logger
-from nats_stream_source.wire.codec.definition import (
+from nats_stream_source.wire.codec import (
     BASE64,
     KEY_CODECS,
     PATH,

@@ -34,7 +34,7 @@ from nats_stream_source.options.hints import add_option_hints, option_names
 from nats_stream_source.options.kv import ENTRY_COLUMNS, LOOKUP, LookupOptions
 from nats_stream_source.rows.arrow import arrow_schema
 from nats_stream_source.spark.runner import cached_runner
-from nats_stream_source.wire.codec.columns import decode_keys, decode_values, encode_keys
+from nats_stream_source.wire.codec import decode_key, decode_value, each, encode_key
 
 log = field_logger(__name__)
 
@@ -119,10 +119,10 @@ class _EntryReader:
     def _subjects(self, keys: pa.Array, prefix: str, longest: int) -> pa.Array:
         """The subjects of distinct keys; null for a key that the bucket cannot have."""
         chain = self._options.codec.key
-        raw = encode_keys(chain, keys) if chain else keys
+        raw = each(encode_key, chain, keys) if chain else keys
         usable = pc.match_substring_regex(raw, _KEY)
         if chain:
-            usable = pc.and_(usable, pc.equal(decode_keys(chain, raw), keys).fill_null(False))
+            usable = pc.and_(usable, pc.equal(each(decode_key, chain, raw), keys).fill_null(False))
         subjects = pc.binary_join_element_wise(prefix, raw, "")
         usable = pc.and_(usable, pc.less_equal(pc.binary_length(subjects), longest))
         if (first := pc.index(usable, False).as_py()) < 0:
@@ -136,7 +136,7 @@ class _EntryReader:
         values, codec = found["data"], self._options.codec
         if codec.value:
             raw = values.combine_chunks()
-            values = decode_values(codec.value, raw)
+            values = each(decode_value, codec.value, raw)
             if values.null_count and codec.on_undecodable is OnUndecodable.FAIL:
                 entry = found.slice(pc.index(values.is_null(), True).as_py(), 1).to_pylist()[0]
                 raw_key = entry["subject"].removeprefix(prefix)

@@ -19,7 +19,7 @@ from nats_stream_source.jetstream.publish.pub_ack import (
 )
 from nats_stream_source.jetstream.subjects import KEY_PATTERN, RESERVED
 from nats_stream_source.spark.writing.rows import BatchPosition, MessageIds, RowEncoder
-from nats_stream_source.wire.codec.columns import decode_keys, encode_keys, encode_values
+from nats_stream_source.wire.codec import decode_key, each, encode_key, encode_value
 from nats_stream_source.wire.headers import KV_OPERATION, OPERATIONS
 from nats_stream_source.wire.publish import headers
 from nats_stream_source.wire.publish.frames import MessageColumns
@@ -93,8 +93,8 @@ class KvRowEncoder(RowEncoder):
         return self._messages(raw_keys, self._prefix, payloads, fields, position)
 
     def _raw_keys(self, keys: pa.Array, position: BatchPosition) -> pa.Array:
-        raw_keys = encode_keys(self._codec.key, keys)
-        good = pc.equal(decode_keys(self._codec.key, raw_keys), keys)
+        raw_keys = each(encode_key, self._codec.key, keys)
+        good = pc.equal(each(decode_key, self._codec.key, raw_keys), keys)
         # A null key is not an error of the codec.
         if not pc.all(good := pc.or_(good.fill_null(False), keys.is_null())).as_py():
             index = pc.index(good, False).as_py()
@@ -108,7 +108,7 @@ class KvRowEncoder(RowEncoder):
         values = self._column(batch, "value")
         values = pa.nulls(len(keys), _BINARY) if values is None else values.cast(_BINARY)
         if self._codec.value:
-            values = encode_values(self._codec.value, values)
+            values = each(encode_value, self._codec.value, values)
         operations = self._column(batch, "operation")
         put: pa.Array | None = None
         if operations is not None:

@@ -2,8 +2,7 @@
 
 ``parse_frame`` parses the frame at a position with regular expressions. It accepts frames, raises
 :class:`ProtocolError` for other bytes, and detects unfinished frames. ``find_frames`` follows the
-frames of a buffer, each of which begins where the one before it stops. Lines as servers write them
-(one space between fields, short numbers) take a shorter way with the same results.
+frames of a buffer, each of which begins where the one before it stops.
 
 The compiled scanner (``compiled_scan.pyx``) finds the same frames, and calls ``parse_frame`` for
 unusual lines.
@@ -12,7 +11,6 @@ unusual lines.
 from __future__ import annotations
 
 import re
-from array import array
 from typing import TypeAlias
 
 import numpy as np
@@ -46,10 +44,6 @@ _CONTROL_LINE = re.compile(
     rb"(?:PING|PONG|\+OK)[ \t]*\r\n|INFO[ \t]+[^\s][^\r\n]*\r\n|-ERR[ \t]+'[^\r\n]+'\r\n"
 )
 
-# The same lines as servers write them. Their numbers are below the limits.
-_USUAL_MSG = re.compile(rb"MSG ([!-\xff]+) (\d{1,18}) (?:([!-\xff]+) )?(\d{1,9})\r\n")
-_USUAL_HMSG = re.compile(rb"HMSG ([!-\xff]+) (\d{1,18}) (?:([!-\xff]+) )?(\d{1,9}) (\d{1,9})\r\n")
-
 
 def find_frames(
     buffer: bytes | memoryview, begin: int = 0, size: int | None = None
@@ -66,48 +60,18 @@ def find_frames(
         ProtocolError: the bytes at some position are not a frame.
     """
     size = len(buffer) if size is None else size
-    cells = array("q")
-    match_msg, match_hmsg, add = _USUAL_MSG.match, _USUAL_HMSG.match, cells.extend
+    rows: list[Row] = []
     position, needed = begin, 0
     while position < size:
-        if line := match_msg(buffer, position, size):
-            (_, after), (subject, subject_end), (_, sid_end), (reply, reply_end), _ = line.regs
-            sid, length = line.group(2, 4)
-            kind, payload = 1, after
-        elif line := match_hmsg(buffer, position, size):
-            (_, after), (subject, subject_end), (_, sid_end), (reply, reply_end), *_ = line.regs
-            sid, headers, length = line.group(2, 4, 5)
-            kind, payload = 2, after + int(headers)
-        if line:
-            end = after + int(length)
-            stop = end + 2
-            if (
-                payload <= end
-                and stop <= size
-                and buffer[end] == 13
-                and buffer[end + 1] == 10
-                and after - position <= MAX_LINE
-            ):
-                if reply < 0:
-                    reply = reply_end = sid_end
-                add(
-                    (
-                        *(position, stop, kind, int(sid), subject, subject_end),
-                        *(reply, reply_end, after, payload, end),
-                    )
-                )
-                position = stop
-                continue
         row = parse_frame(buffer, position, size)
         if isinstance(row, int):
             needed = row
             break
-        add(row)
-        position = row[1]
-    fields = int(Field.DELIVERED)
-    table = np.full((len(Field), len(cells) // fields), NOT_PARSED, np.int64)
-    if cells:
-        table[:fields] = np.frombuffer(cells, np.int64).reshape(-1, fields).T
+        rows.append(row)
+        position = row[Field.STOP]
+    table = np.full((len(Field), len(rows)), NOT_PARSED, np.int64)
+    if rows:
+        table[: Field.DELIVERED] = np.array(rows, np.int64).T
     return table, position, needed
 
 

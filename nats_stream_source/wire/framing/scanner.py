@@ -116,14 +116,10 @@ def in_sequence(table: Table) -> bool:
     They have one sid, parsed ACK numbers, consecutive consumer sequences and growing stream
     sequences.
     """
-    sid, delivered = table[Field.SID], table[Field.DELIVERED]
-    stream_seq, consumer_seq = table[Field.STREAM_SEQ], table[Field.CONSUMER_SEQ]
-    if _selected == "compiled":
-        return compiled_scan.in_sequence(sid, delivered, stream_seq, consumer_seq)
-    if not sid.size or sid.min() != sid.max() or delivered.min() < 0:
-        return False
-    grows = stream_seq[1:] > stream_seq[:-1]
-    return bool(grows.all() and (consumer_seq[1:] - consumer_seq[:-1] == 1).all())
+    if _selected == "python":
+        return False  # the numbers are not parsed
+    rows = (Field.SID, Field.DELIVERED, Field.STREAM_SEQ, Field.CONSUMER_SEQ)
+    return compiled_scan.in_sequence(*(table[row] for row in rows))
 
 
 def available() -> tuple[Scanner, ...]:

@@ -126,7 +126,7 @@ def test_deliveries_are_read_with_their_numbers(name: str, selected: scanner.Sca
         known = check(stream)
     if selected == "compiled":
         assert known == stream.count(b" $JS.ACK.")
-    assert slow.call_count < 16  # the lines between deliveries
+        assert slow.call_count < 16  # the lines between deliveries
 
 
 OTHERS = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -21,7 +20,6 @@ from tests.unit.wire.reference.frames import seen
 from tests.unit.wire.reference.parser import Frame, NotNatsError, parse
 from tests.unit.wire.reference.streams import (
     ACK,
-    BLOCK,
     NASTY,
     STREAMS,
     cut_at,
@@ -118,18 +116,6 @@ def assert_same_positions(stream: bytes) -> None:
             table, *found = scanner.find_frames(stream)
         np.testing.assert_array_equal(table[: Field.DELIVERED], expected[: Field.DELIVERED])
         assert found == rest
-
-
-def test_usual_lines_are_not_parsed_twice() -> None:
-    stream = b"".join(
-        msg(b"a" * (1 + i % 9), 10 ** (i % 5), b" \r\n." * (i % 40), *more)
-        for i in range(400)
-        for more in ((), (ACK,), (ACK, BLOCK), (b"", BLOCK * (1 + i % 9)))
-    )
-    wrapped = mock.patch.object(definition, "parse_frame", wraps=definition.parse_frame)
-    with using("python"), wrapped as slow:
-        assert feed_all([stream]) == parse(stream)[0]
-    assert slow.call_count == 0
 
 
 def test_streams_in_sequence(way: str) -> None:

@@ -237,7 +237,7 @@ def is_in_sequence(rows: list[Row]) -> bool:
     )
 
 
-@pytest.mark.parametrize("name", scanner.available())
+@needs_compiled
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [
@@ -253,11 +253,11 @@ def is_in_sequence(rows: list[Row]) -> bool:
         ([(4, 1, 7, 1), (4, 1, 8, 1)], False),
     ],
 )
-def test_deliveries_in_sequence(name: scanner.Scanner, rows: list[Row], expected: bool) -> None:
-    with using(name):
-        assert scanner.in_sequence(table_of(rows)) is expected
+def test_deliveries_in_sequence(rows: list[Row], expected: bool) -> None:
+    assert scanner.in_sequence(table_of(rows)) is expected
 
 
+@needs_compiled
 @given(
     st.lists(st.integers(1, 3), min_size=1, max_size=40),
     st.lists(st.tuples(st.integers(0, 39), st.integers(0, 3), st.integers(-1, 9)), max_size=2),
@@ -271,9 +271,7 @@ def test_deliveries_random_in_sequence(
         if row < len(rows):
             rows[row][field] = value
     whole = [(a, b, c, d) for a, b, c, d in rows]
-    for name in scanner.available():
-        with using(name):
-            assert scanner.in_sequence(table_of(whole)) is is_in_sequence(whole)
+    assert scanner.in_sequence(table_of(whole)) is is_in_sequence(whole)
 
 
 @needs_compiled

@@ -1,4 +1,4 @@
-"""Codecs of keys and values as orbit.go's ``kvcodec`` v0.1.2 has them: the definition.
+"""Codecs of keys and values (ADR-54), as orbit.go's ``kvcodec`` v0.1.2 has them.
 
 ADR-54 is a proposal, and its text differs from the code; the code counts. A *chain* is the names of
 codecs in the order in which they encode; decoding runs from the last one to the first.
@@ -17,8 +17,12 @@ from __future__ import annotations
 
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+T = TypeVar("T", str, bytes)
 Chain: TypeAlias = tuple[str, ...]
 """Names of codecs in the order in which they encode; empty for keys or values as they are."""
 
@@ -100,6 +104,15 @@ def decode_value(chain: Chain, value: bytes) -> bytes | None:
             return None
         value = _decode(text)
     return value
+
+
+def each(function: Callable[[Chain, T], T | None], chain: Chain, column: pa.Array) -> pa.Array:
+    """Encode or decode each key or value of a column; null for null and for None."""
+    # Not at the top: options are read in processes without Arrow.
+    import pyarrow as pa
+
+    values = (None if value is None else function(chain, value) for value in column.to_pylist())
+    return pa.array(values, column.type, size=len(column))
 
 
 def _encode(data: bytes) -> bytes:

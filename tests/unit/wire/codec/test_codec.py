@@ -1,17 +1,20 @@
-"""Codecs against the vectors of orbit.go's ``kvcodec``, one by one."""
+"""Codecs against the vectors of orbit.go's ``kvcodec``, one by one and as columns."""
 
 from __future__ import annotations
 
 import base64
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from nats_stream_source.wire.codec.definition import (
+from nats_stream_source.wire.codec import (
     KEY_CODECS,
     VALUE_CODECS,
+    Chain,
     decode_key,
     decode_value,
+    each,
     encode_filter,
     encode_key,
     encode_value,
@@ -133,3 +136,18 @@ def test_chain_with_path_twice() -> None:
 @pytest.mark.parametrize("stored", ["é", "YQ.é", "YQ.\ud800"])
 def test_stored_key_not_ascii(stored: str) -> None:
     assert decode_key(("base64",), stored) is None
+
+
+@pytest.mark.parametrize("chain", sorted({chain for chain in CHAINS.values() if chain}))
+def test_columns(chain: Chain) -> None:
+    keys = [key for _, *some, _, _ in recorded("keys") for key in some if isinstance(key, str)]
+    column = pa.array(["left out", None, *keys], pa.string())[1:]
+    stored = each(encode_key, chain, column)
+    assert stored.to_pylist() == [None, *(encode_key(chain, key) for key in keys)]
+    decoded = each(decode_key, chain, column)
+    decoded.validate(full=True)
+    assert decoded.to_pylist() == [None, *(decode_key(chain, key) for key in keys)]
+    assert each(decode_key, chain, column[:0]).equals(pa.array([], pa.string()))
+    values = pa.array([None, b"", b"YQ", b"?"], pa.binary())
+    found = each(decode_value, ("base64",), values)
+    assert found.equals(pa.array([None, b"", b"a", None], pa.binary()))
