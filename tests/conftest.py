@@ -11,7 +11,7 @@ import pytest
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
-from nats_stream_source.connection.frame_scanner import select_frame_scanner
+from nats_stream_source.connection.connection import select_frame_scanner
 from nats_stream_source.embedded import NatsServer
 from tests.support.event_loop import LoopOfTest
 from tests.support.nats.buckets import api

@@ -25,8 +25,7 @@ from nats_stream_source.cli.checkpoint import Checkpoint, Source, read_checkpoin
 from nats_stream_source.cli.connection import connection
 from nats_stream_source.cli.flags import add_connection, given
 from nats_stream_source.cli.output import print_json
-from nats_stream_source.connection.connection import Connection
-from nats_stream_source.connection.frame_scanner import select_frame_scanner
+from nats_stream_source.connection.connection import Connection, select_frame_scanner
 from nats_stream_source.errors import (
     ConfigurationError,
     DataLossError,

@@ -8,6 +8,8 @@ joined to the request, and a liveness check by PING/PONG instead of a flag.
 from __future__ import annotations
 
 import asyncio
+import functools
+import os
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
@@ -44,11 +46,36 @@ from nats_stream_source.errors import (
     TlsError,
 )
 from nats_stream_source.logs import field_logger
+from nats_stream_source.wire.framing import scanner
 
 __all__ = ["Connection", "ConnectionService", "ConnectionSettings"]
 
+SCANNER_VARIABLE = "NATS_STREAM_SOURCE_SCANNER"
+"""Environment variable with the name of the frame scanner: ``compiled`` or ``python``."""
+
 log = field_logger(__name__)
 T = TypeVar("T")
+
+
+@functools.cache
+def select_frame_scanner() -> scanner.Scanner:
+    """Select the frame scanner of this process once, and return its name.
+
+    Without :data:`SCANNER_VARIABLE` it is the compiled one, where the installation has it.
+
+    Raises:
+        ConfigurationError: this installation lacks the scanner that the variable names.
+    """
+    wanted = os.environ.get(SCANNER_VARIABLE)
+    name = scanner.select(wanted)
+    log.debug("frame scanner selected", scanner=name)
+    if name == "python" and not wanted:
+        log.warning(
+            "the compiled frame scanner is missing",
+            scanner=name,
+            action="install a wheel of this platform, or a C compiler and then the package again",
+        )
+    return name
 
 
 class ConnectionService(Protocol):
@@ -85,6 +112,7 @@ class Connection:
     """
 
     def __init__(self, settings: ConnectionSettings) -> None:
+        select_frame_scanner()
         self.settings = settings
         self.client: Client = tapped_client()
         self.writer = SocketWriter(self.client)

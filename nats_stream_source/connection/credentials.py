@@ -25,7 +25,6 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from nats_stream_source.errors import ConfigurationError
 
@@ -43,11 +42,7 @@ class Credentials:
 
     @classmethod
     def parse(cls, text: str, setting: str, path: str | None = None) -> Credentials:
-        """From the content of a credentials file.
-
-        Args:
-            setting: the setting that contains or names the file, for the error.
-            path: the path of the file, if it is one.
+        """From the content of a credentials file; ``setting`` and ``path`` are for the error.
 
         Raises:
             ConfigurationError: the JWT or the seed is missing, or the seed is invalid.
@@ -75,7 +70,8 @@ class Credentials:
 
 def validate_seed(seed: str, setting: str, path: str | None) -> str:
     """Return ``seed`` if it is a user's nkey seed; raise ConfigurationError otherwise."""
-    nkeys = _import_nkeys(setting)
+    import nkeys  # type: ignore[import-untyped]
+
     try:
         prefix, raw = nkeys.decode_seed(seed.encode())
         valid = prefix == nkeys.PREFIX_BYTE_USER and len(raw) == 32
@@ -107,8 +103,9 @@ def nonce_signer(seed: Callable[[], str]) -> Callable[[str], bytes]:
     """A function that signs a nonce with the seed that ``seed()`` returns at that time."""
 
     def sign(nonce: str) -> bytes:
-        pair = _import_nkeys("credentials").from_seed(bytearray(seed().encode()))
-        return base64.b64encode(pair.sign(nonce.encode()))
+        import nkeys
+
+        return base64.b64encode(nkeys.from_seed(bytearray(seed().encode())).sign(nonce.encode()))
 
     return sign
 
@@ -141,16 +138,3 @@ def file_error(path: str, setting: str, error: OSError) -> ConfigurationError:
 
 def _source(setting: str, path: str | None) -> str:
     return f"the value of '{setting}'" if path is None else f"invalid file of '{setting}': {path}"
-
-
-def _import_nkeys(setting: str) -> Any:
-    # Not at the top: without the dependency, all other ways to authenticate still work.
-    try:
-        import nkeys  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise ConfigurationError(
-            f"'{setting}' requires the package nkeys, which is not installed; "
-            f"pip install 'nats-py[nkeys]'",
-            settings=(setting,),
-        ) from error
-    return nkeys

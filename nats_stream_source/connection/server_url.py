@@ -2,17 +2,14 @@
 
 The scheme is in any case, and ``nats://`` without one; the port is 4222 except for websocket. User,
 password, token and the zone of an IPv6 address are percent-encoded. A user without a password is a
-token. A name that is not ASCII is encoded with IDNA 2003, and one that ends with a dot is absolute.
-IDNA 2008 encodes a few letters in another way: with them, a name may be that of two hosts, of which
-one would get the credentials, so it is refused. A comma separates URLs and is in none of them.
+token. A name that ends with a dot is absolute, and one that is not ASCII is refused: IDNA 2003 and
+2008 encode a few letters in different ways, so that another host would get the credentials. A comma
+separates URLs and is in none of them.
 """
 
 from __future__ import annotations
 
-import contextlib
-import socket
 from dataclasses import dataclass, field
-from ipaddress import IPv6Address
 from urllib.parse import unquote, urlsplit
 
 from nats_stream_source.errors import ConfigurationError
@@ -20,7 +17,6 @@ from nats_stream_source.errors import ConfigurationError
 WEBSOCKET = ("ws", "wss")
 _SCHEMES = ("nats", "tls", *WEBSOCKET)
 _DEFAULT_PORT = 4222
-_AMBIGUOUS = frozenset("ßẞς\u200c\u200d")  # IDNA 2003 maps them to other letters, or drops them
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +65,8 @@ class ServerUrl:
         user_info, separator, address = _split(url)
         try:
             parts = urlsplit(f"//{address}")
-            host = _host(parts.hostname or "")
+            host = unquote(parts.hostname or "")
+            host.encode("idna")
             port = parts.port
         except ValueError:  # also UnicodeError: a label is empty or too long
             host, port = "", None
@@ -79,12 +76,13 @@ class ServerUrl:
                 f"nats://host:4222",
                 settings=("servers",),
             )
-        if _AMBIGUOUS & set(unquote(parts.netloc)):
+        if not host.isascii():
             raise ConfigurationError(
-                f"invalid value for 'servers': the host of {without_credentials(url)!r} is another "
-                f"one in IDNA 2003 than in IDNA 2008; write it in its xn-- form",
+                f"invalid value for 'servers': the host of {without_credentials(url)!r} is not "
+                f"ASCII; write it in its xn-- form",
                 settings=("servers",),
             )
+        host = f"[{host}]" if ":" in host else host
         if port is None and scheme not in WEBSOCKET:
             port = _DEFAULT_PORT
         path = f"{parts.path}{'?' if parts.query else ''}{parts.query}"
@@ -120,18 +118,6 @@ def split_list(text: str) -> tuple[str, ...]:
 def tls_name(host: str) -> str:
     """The name of ``host`` in its certificate: without the final dot, or the zone of an address."""
     return host.rstrip(".").partition("%")[0]
-
-
-def _host(name: str) -> str:
-    host = unquote(name).encode("idna").decode()
-    # Resolvers that read /etc/hosts do not find `localhost.`.
-    if host.count(".") == 1:
-        host = host.rstrip(".")
-    with contextlib.suppress(OSError):  # not an IPv4 address; in short forms only for sockets
-        host = socket.inet_ntoa(socket.inet_aton(host))
-    with contextlib.suppress(ValueError):  # not an IPv6 address
-        host = str(IPv6Address(host).ipv4_mapped or host)
-    return f"[{host}]" if ":" in host else host
 
 
 def scheme_of(url: str) -> str:

@@ -39,7 +39,6 @@ from nats.aio.client import Client
 from nats.aio.transport import TcpTransport
 from nats.protocol.parser import ERR_RE
 
-from nats_stream_source.connection.frame_scanner import select_frame_scanner
 from nats_stream_source.connection.inbox import Inbox
 from nats_stream_source.logs import field_logger
 from nats_stream_source.wire.framing.frames import Framer, Frames
@@ -284,12 +283,7 @@ class _BufferedReader(asyncio.BufferedProtocol):
 
 
 def tapped_client() -> Client:
-    """A new, unconnected nats-py client whose subscriptions can be tapped.
-
-    Raises:
-        ConfigurationError: this installation lacks the selected frame scanner.
-    """
-    select_frame_scanner()
+    """A new, unconnected nats-py client whose subscriptions can be tapped."""
     client = Client()
     client._ps = _Tap(client)  # type: ignore[assignment]
     return client

@@ -23,8 +23,7 @@ from nats_stream_source.connection.liveness import PONG_TIMEOUT
 from nats_stream_source.errors import SlowConsumerError
 from nats_stream_source.jetstream.subscriptions.consumer import BoundConsumer
 from nats_stream_source.jetstream.subscriptions.message import JsMessage, message_of
-from nats_stream_source.wire.consumer.ack_subject import ACK_PREFIX
-from nats_stream_source.wire.consumer.status import ConsumerStatus
+from nats_stream_source.wire.consumer.messages import ACK_PREFIX, ConsumerStatus
 from nats_stream_source.wire.framing.frames import FrameFields
 
 DEFAULT_PENDING_BYTES = 64 << 20  # twice the largest flow-control window of a server

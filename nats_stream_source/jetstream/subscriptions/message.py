@@ -30,7 +30,7 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.subjects import is_account_import
 from nats_stream_source.logs import field_logger
-from nats_stream_source.wire.consumer.ack_subject import AckReply
+from nats_stream_source.wire.consumer.messages import AckReply
 from nats_stream_source.wire.framing.frames import FrameFields
 from nats_stream_source.wire.headers import Headers, parse_headers
 

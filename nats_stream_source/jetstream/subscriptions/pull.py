@@ -50,7 +50,12 @@ from nats_stream_source.jetstream.subscriptions.consumer import (
 )
 from nats_stream_source.jetstream.subscriptions.message import JsMessage
 from nats_stream_source.logs import field_logger
-from nats_stream_source.wire.consumer.status import CONFLICT, CONTROL, ConsumerStatus, status_error
+from nats_stream_source.wire.consumer.messages import (
+    CONFLICT,
+    CONTROL,
+    ConsumerStatus,
+    status_error,
+)
 
 log = field_logger(__name__)
 

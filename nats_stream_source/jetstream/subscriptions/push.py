@@ -53,8 +53,13 @@ from nats_stream_source.jetstream.subscriptions.consumer import (
 )
 from nats_stream_source.jetstream.subscriptions.message import JsMessage
 from nats_stream_source.logs import field_logger
-from nats_stream_source.wire.consumer.gap_detector import Gap, GapDetector
-from nats_stream_source.wire.consumer.status import CONTROL, ConsumerStatus, status_error
+from nats_stream_source.wire.consumer.messages import (
+    CONTROL,
+    ConsumerStatus,
+    Gap,
+    GapDetector,
+    status_error,
+)
 
 log = field_logger(__name__)
 

@@ -1,7 +1,7 @@
 """Deliveries of a consumer: frames with the numbers of their reply subjects (ADR-15, "JSAck").
 
 The compiled scanner parses the numbers with the frames. :meth:`Deliveries.of` parses the others,
-all at once, by the dots of the reply subjects (``ack_subject.py``). From there on the numbers
+all at once, by the dots of the reply subjects (``messages.py``). From there on the numbers
 travel with the frames: they are rows of the same table, so a selection has those of its frames, and
 frames that are copied out of their buffer leave the table of that buffer too.
 """
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from nats_stream_source.errors import ProtocolError
 from nats_stream_source.wire.arrow_slices import in_order, slices
-from nats_stream_source.wire.consumer.ack_subject import (
+from nats_stream_source.wire.consumer.messages import (
     ACK_PREFIX,
     V1_TOKENS,
     V2_TOKENS,

@@ -29,7 +29,7 @@ from nats_stream_source.wire.consumer.batches import Batcher
 from nats_stream_source.wire.consumer.cursor import Cursor, CursorAction, Rebuild
 from nats_stream_source.wire.consumer.deliveries import Deliveries, other_frames
 from nats_stream_source.wire.consumer.last_per_subject import HeldRows
-from nats_stream_source.wire.consumer.status import CONTROL, ConsumerStatus
+from nats_stream_source.wire.consumer.messages import CONTROL, ConsumerStatus
 from nats_stream_source.wire.framing.frames import Frames
 from nats_stream_source.wire.headers import parse_headers
 

@@ -1,7 +1,7 @@
 """Select the scanner that finds the frames of a block: compiled or Python, with the same results.
 
 The compiled one (``compiled_scan.pyx``) is used where the installation has it, else the definition
-in Python (``parse.py``). The selection is one of the process: ``connection/frame_scanner.py`` reads
+in Python (``parse.py``). The selection is one of the process: ``connection/connection.py`` reads
 it from the environment.
 
 Theory of operation. The compiled scanner accepts frames as servers write them, and stops at other
@@ -133,7 +133,7 @@ def selected() -> Scanner:
 
 
 def select(name: str | None = None) -> Scanner:
-    """Set the scanner of this process, and return its name; see ``connection/frame_scanner.py``.
+    """Set the scanner of this process, and return its name; see ``connection/connection.py``.
 
     Args:
         name: ``compiled`` or ``python``. None or empty: the fastest one of this installation.

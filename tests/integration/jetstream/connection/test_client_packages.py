@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from dataclasses import fields
 
 import pytest
@@ -12,7 +11,7 @@ from nats.aio.transport import TcpTransport, WebSocketTransport
 
 from nats_stream_source.connection.connection import ConnectionSettings
 from nats_stream_source.errors import ConfigurationError
-from tests.integration.jetstream.connection.authentication import MARKS, World, let_in
+from tests.integration.jetstream.connection.authentication import MARKS, let_in
 
 pytestmark = MARKS
 
@@ -61,13 +60,3 @@ async def test_websocket_without_its_package(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"aiohttp.*nats-stream-source\[websocket\]"):
         await let_in(ConnectionSettings(servers=("ws://127.0.0.1:1",)))
-
-
-@pytest.mark.parametrize("option", ["credentials", "nkey_seed_file"])
-async def test_nkeys_without_its_package(
-    option: str, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "nkeys", None)
-    given = {"credentials": world.creds, "nkey_seed_file": world.nkey_file}[option]
-    with pytest.raises(ConfigurationError, match=r"nkeys, .*pip install 'nats-py\[nkeys\]'"):
-        await let_in(ConnectionSettings(servers=("127.0.0.1:1",), **{option: given}))

@@ -29,16 +29,7 @@ from tests.support.wait import wait_until_async
 
 # -- host names ----------------------------------------------------------------------------------
 
-HOSTS = (
-    "localhost",
-    "LocalHost",
-    "localhost.",
-    "127.0.0.1",
-    "[::1]",
-    "[0:0:0:0:0:0:0:1]",
-    "[::1%251]",
-    "[::ffff:127.0.0.1]",
-)
+HOSTS = ("LocalHost", "127.0.0.1", "[::1]", "[::1%251]")
 
 
 async def connects(url: str, **settings: Any) -> None:
@@ -76,7 +67,7 @@ def every_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str
     ("scheme", "host"),
     [
         (scheme, host)
-        for scheme in ("nats", "NATS", "tls", "TLS", "first", "ws", "Ws", "wss")
+        for scheme in ("nats", "TLS", "first", "Ws", "wss")
         for host in HOSTS
         if (scheme, host) != ("wss", "[::1%251]")  # no certificate has a zone: nats.go fails too
     ],
@@ -111,11 +102,7 @@ async def test_scheme_in_upper_case_requires_tls(every_address: dict[str, Any]) 
         "h:1": "nats://h:1",
         "nats://h:": "nats://h:4222",
         "tls://A.b.": "tls://a.b.:4222",
-        "tls://localhost.": "tls://localhost:4222",
-        "nats://[::ffff:10.0.0.1]:1": "nats://10.0.0.1:1",
         "nats://[FE80::1%25Eth0]": "nats://[fe80::1%Eth0]:4222",
-        "nats://bücher.example": "nats://xn--bcher-kva.example:4222",
-        "nats://b%C3%BCcher.example:1": "nats://xn--bcher-kva.example:1",
         "nats://xn--fa-hia.de": "nats://xn--fa-hia.de:4222",
         "nats://ß:ς@h": "nats://h:4222",
         "nats://my_host": "nats://my_host:4222",
@@ -123,8 +110,6 @@ async def test_scheme_in_upper_case_requires_tls(every_address: dict[str, Any]) 
         "wss://h/path?a=b": "wss://h/path?a=b",
         "ws://h/ß": "ws://h/ß",
         "ws://u:p@h/x@y": "ws://h/x@y",
-        "ws://127.1:80": "ws://127.0.0.1:80",
-        "nats://0x7f000001": "nats://127.0.0.1:4222",
     }.items(),
 )
 def test_url_parsed(url: str, expected: str) -> None:
@@ -161,18 +146,15 @@ def test_list_of_urls() -> None:
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "host", ["faß.de", "FAẞ.de", "fa%C3%9F.de", "βόλος.com", "a\u200db.de", "a\u200cb.de"]
-)
-def test_host_name_ambiguous(host: str) -> None:
-    """IDNA 2003 and 2008 encode it in different ways."""
-    with pytest.raises(ConfigurationError, match="write it in its xn-- form"):
+@pytest.mark.parametrize("host", ["faß.de", "b%C3%BCcher.example", "a\u200db.de"])
+def test_host_name_not_ascii(host: str) -> None:
+    with pytest.raises(ConfigurationError, match="is not ASCII; write it in its xn-- form"):
         ServerUrl.parse(f"nats://u:ß@{host}")
 
 
 # -- user information ----------------------------------------------------------------------------
 
-SECRETS = ("plain", "p@ss:w/rd?#%", "ü 100%25", "+&=", "$word", " x ", " ")
+SECRETS = ("p@ss:w/rd?#%", "ü 100%25+&=", "$word", " x ", " ")
 
 
 @pytest.mark.parametrize(

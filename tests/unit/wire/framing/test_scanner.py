@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nats_stream_source.connection.frame_scanner import SCANNER_VARIABLE
+from nats_stream_source.connection.connection import SCANNER_VARIABLE
 from nats_stream_source.errors import ConfigurationError, ProtocolError
 from nats_stream_source.wire.consumer.deliveries import Deliveries, is_delivery
 from nats_stream_source.wire.framing import parse, scanner
@@ -36,7 +36,7 @@ needs_compiled = pytest.mark.skipif(
     scanner.compiled_scan is None, reason="the compiled scanner is not built"
 )
 REPORT = """
-from nats_stream_source.connection.frame_scanner import select_frame_scanner
+from nats_stream_source.connection.connection import select_frame_scanner
 from nats_stream_source.wire.framing import scanner
 print(scanner.available(), select_frame_scanner(), scanner.selected())
 """

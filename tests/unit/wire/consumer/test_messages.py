@@ -15,9 +15,12 @@ from nats_stream_source.errors import (
     StatusError,
     UnknownStatusError,
 )
-from nats_stream_source.wire.consumer.ack_subject import AckReply
-from nats_stream_source.wire.consumer.gap_detector import GapDetector
-from nats_stream_source.wire.consumer.status import ConsumerStatus, status_error
+from nats_stream_source.wire.consumer.messages import (
+    AckReply,
+    ConsumerStatus,
+    GapDetector,
+    status_error,
+)
 
 names = st.text("abcXYZ019-_", min_size=1, max_size=12)
 numbers = st.integers(0, 2**63 - 1)
