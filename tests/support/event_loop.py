@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, TypeVar
@@ -123,6 +123,21 @@ async def deadline(seconds: float) -> AsyncIterator[None]:
         if not expired:
             raise
         raise TimeoutError(f"the block took longer than {seconds} s") from None
+    finally:
+        timer.cancel()
+
+
+@contextlib.contextmanager
+def cancelled_after(seconds: float) -> Iterator[None]:
+    """Cancel all tasks of the running loop after ``seconds``: for a fixture around a test."""
+
+    def expire() -> None:
+        for task in asyncio.all_tasks():
+            task.cancel(f"the test took longer than {seconds} s")
+
+    timer = asyncio.get_running_loop().call_later(seconds, expire)
+    try:
+        yield
     finally:
         timer.cancel()
 

@@ -6,6 +6,7 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ApiError, SubscribeError
+from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.subscriptions.subscribe import (
     ConsumerConfig,
     subscribe,
@@ -35,8 +36,8 @@ async def test_mistake_is_found_before_sending(shared_server: NatsServer) -> Non
     assert consumers_of(shared_server.url, stream) == []
 
 
-async def test_push_consumer_is_created_as_requested(shared_server: NatsServer) -> None:
-    stream = make_stream(shared_server.url)
+async def test_push_consumer_is_created_as_requested(url: str, jetstream: JetStream) -> None:
+    stream = make_stream(url)
     given = {
         "ack_policy": "all",
         "ack_wait": 7.0,
@@ -50,13 +51,10 @@ async def test_push_consumer_is_created_as_requested(shared_server: NatsServer) 
         "sample_freq": "50",
     }
 
-    async with (
-        connected(shared_server.url) as jetstream,
-        await subscribe(
-            jetstream, f"{stream}.a", durable="d", queue="q", config=ConsumerConfig(**given)
-        ),
+    async with await subscribe(
+        jetstream, f"{stream}.a", durable="d", queue="q", config=ConsumerConfig(**given)
     ):
-        config = consumer_info(shared_server.url, stream, "d")["config"]
+        config = consumer_info(url, stream, "d")["config"]
     inbox = config.pop("deliver_subject")
     assert inbox.startswith("_INBOX.")
     expected = {**given, "ack_wait": 7_000_000_000, "filter_subject": f"{stream}.a"}
@@ -64,28 +62,22 @@ async def test_push_consumer_is_created_as_requested(shared_server: NatsServer) 
     assert {name: config.get(name) for name in expected} == expected
 
 
-async def test_pull_consumer_has_no_deliver_subject(shared_server: NatsServer) -> None:
-    stream = make_stream(shared_server.url)
+async def test_pull_consumer_has_no_deliver_subject(url: str, jetstream: JetStream) -> None:
+    stream = make_stream(url)
     given = ConsumerConfig(max_waiting=9)
 
-    async with (
-        connected(shared_server.url) as jetstream,
-        await subscribe_pull(jetstream, f"{stream}.a", durable="d", config=given),
-    ):
-        config = consumer_info(shared_server.url, stream, "d")["config"]
+    async with await subscribe_pull(jetstream, f"{stream}.a", durable="d", config=given):
+        config = consumer_info(url, stream, "d")["config"]
     assert "deliver_subject" not in config
     assert (config["ack_policy"], config["filter_subject"]) == ("explicit", f"{stream}.a")
     assert config["max_waiting"] == 9
 
 
-async def test_delivery_has_nine_tokens(shared_server: NatsServer) -> None:
+async def test_delivery_has_nine_tokens(url: str, jetstream: JetStream) -> None:
     """Of servers up to 2.15 without a domain in the configuration."""
-    stream = make_stream(shared_server.url, 2)
+    stream = make_stream(url, 2)
 
-    async with (
-        connected(shared_server.url) as jetstream,
-        await subscribe(jetstream, f"{stream}.>") as subscription,
-    ):
+    async with await subscribe(jetstream, f"{stream}.>") as subscription:
         message = await subscription.next(15)
         assert len(message.reply.split(".")) == 9
         assert message.metadata.stream == stream
@@ -97,17 +89,17 @@ async def test_delivery_has_nine_tokens(shared_server: NatsServer) -> None:
 @pytest.mark.parametrize("limits", CONSUMER_LIMITS, ids=str)
 @pytest.mark.parametrize("min_last_seq", [None, 3])
 async def test_consumer_gets_limits_of_stream(
-    shared_server: NatsServer, limits: dict[str, int], min_last_seq: int | None
+    url: str,
+    jetstream: JetStream,
+    limits: dict[str, int],
+    min_last_seq: int | None,
 ) -> None:
-    stream = make_stream(shared_server.url, 3, consumer_limits=limits)
-    async with connected(shared_server.url) as jetstream:
-        async with await subscribe(
-            jetstream, stream=stream, min_last_seq=min_last_seq
-        ) as subscription:
-            assert await sequences(subscription, 3) == [1, 2, 3]
-            config = consumer_info(shared_server.url, stream, subscription.info.name)["config"]
-        async with await subscribe_pull(jetstream, stream=stream) as subscription:
-            assert len(await subscription.fetch(3)) == 3
+    stream = make_stream(url, 3, consumer_limits=limits)
+    async with await subscribe(jetstream, stream=stream, min_last_seq=min_last_seq) as subscription:
+        assert await sequences(subscription, 3) == [1, 2, 3]
+        config = consumer_info(url, stream, subscription.info.name)["config"]
+    async with await subscribe_pull(jetstream, stream=stream) as subscription:
+        assert len(await subscription.fetch(3)) == 3
     assert limits.items() <= config.items()
 
 
@@ -123,15 +115,16 @@ async def test_consumer_gets_limits_of_stream(
     ],
 )
 async def test_consumer_beyond_limits_of_stream_is_refused(
-    shared_server: NatsServer, config: ConsumerConfig, limits: dict[str, int], cure: str
+    url: str,
+    jetstream: JetStream,
+    config: ConsumerConfig,
+    limits: dict[str, int],
+    cure: str,
 ) -> None:
-    stream = make_stream(shared_server.url, 3, consumer_limits=limits)
-    async with connected(shared_server.url) as jetstream:
-        with pytest.raises(ApiError, match=cure):
-            await subscribe(jetstream, stream=stream, config=config)
-        if config.ack_policy:
-            follows_cure = ConsumerConfig(ack_policy="none", max_ack_pending=-1)
-            async with await subscribe(
-                jetstream, stream=stream, config=follows_cure
-            ) as subscription:
-                assert await sequences(subscription, 3) == [1, 2, 3]
+    stream = make_stream(url, 3, consumer_limits=limits)
+    with pytest.raises(ApiError, match=cure):
+        await subscribe(jetstream, stream=stream, config=config)
+    if config.ack_policy:
+        follows_cure = ConsumerConfig(ack_policy="none", max_ack_pending=-1)
+        async with await subscribe(jetstream, stream=stream, config=follows_cure) as subscription:
+            assert await sequences(subscription, 3) == [1, 2, 3]

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import (
     ApiError,
     ConsumerDiffersError,
@@ -18,6 +17,7 @@ from nats_stream_source.errors import (
     SubjectMismatchError,
     SubscriptionClosedError,
 )
+from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.subscriptions.message import JsMessage
 from nats_stream_source.jetstream.subscriptions.subscribe import (
     ConsumerConfig,
@@ -39,62 +39,58 @@ from tests.support.wait import wait_until_async
 pytestmark = pytest.mark.servers
 
 
-async def test_consumer_created_is_deleted_at_end(shared_server: NatsServer) -> None:
-    stream = make_stream(shared_server.url, 1)
+async def test_consumer_created_is_deleted_at_end(url: str, jetstream: JetStream) -> None:
+    stream = make_stream(url, 1)
 
-    async with connected(shared_server.url) as jetstream:
-        ephemeral = await subscribe(jetstream, f"{stream}.>")
-        durable = await subscribe(jetstream, f"{stream}.>", durable="d")
-        pull = await subscribe_pull(jetstream, f"{stream}.>", durable="p")
-        ordered = await subscribe_ordered(jetstream, f"{stream}.>")
-        assert (await ordered.next(5)).metadata.stream_seq == 1
-        names = consumers_of(shared_server.url, stream)
-        assert {"d", "p", ephemeral.info.name} < set(names)
-        assert len(names) == 4
-        assert ephemeral.info.push_bound
-        for subscription in (ephemeral, durable, pull, ordered):
-            await subscription.unsubscribe()
-            await subscription.unsubscribe()
-        assert consumers_of(shared_server.url, stream) == []
-        with pytest.raises(SubscriptionClosedError):
-            await ephemeral.next()
-        assert [message async for message in ephemeral] == []
-        with pytest.raises(SubscriptionClosedError):
-            await pull.fetch()
-        assert [message async for message in pull] == []
+    ephemeral = await subscribe(jetstream, f"{stream}.>")
+    durable = await subscribe(jetstream, f"{stream}.>", durable="d")
+    pull = await subscribe_pull(jetstream, f"{stream}.>", durable="p")
+    ordered = await subscribe_ordered(jetstream, f"{stream}.>")
+    assert (await ordered.next(5)).metadata.stream_seq == 1
+    names = consumers_of(url, stream)
+    assert {"d", "p", ephemeral.info.name} < set(names)
+    assert len(names) == 4
+    assert ephemeral.info.push_bound
+    for subscription in (ephemeral, durable, pull, ordered):
+        await subscription.unsubscribe()
+        await subscription.unsubscribe()
+    assert consumers_of(url, stream) == []
+    with pytest.raises(SubscriptionClosedError):
+        await ephemeral.next()
+    assert [message async for message in ephemeral] == []
+    with pytest.raises(SubscriptionClosedError):
+        await pull.fetch()
+    assert [message async for message in pull] == []
 
 
-async def test_consumer_found_is_kept(shared_server: NatsServer) -> None:
-    stream = make_stream(shared_server.url, 5)
+async def test_consumer_found_is_kept(url: str, jetstream: JetStream) -> None:
+    stream = make_stream(url, 5)
     quick = {"deliver_subject": f"to.{stream}", "ack_wait": 200_000_000}
-    make_consumer(shared_server.url, stream, "push", **quick)
-    make_consumer(shared_server.url, stream, "pull")
+    make_consumer(url, stream, "push", **quick)
+    make_consumer(url, stream, "pull")
 
-    async with connected(shared_server.url) as jetstream:
-        for how in ({"durable": "push"}, {"bind": "push"}):
-            async with await subscribe(jetstream, stream=stream, **how) as subscription:
-                assert len(await sequences(subscription, 2)) == 2
-        async with await subscribe_pull(jetstream, stream=stream, bind="pull") as pull:
-            assert len(await pull.fetch(5)) == 5
-        assert set(consumers_of(shared_server.url, stream)) == {"push", "pull"}
-
-
-async def test_consumer_to_bind_must_exist(shared_server: NatsServer) -> None:
-    stream = make_stream(shared_server.url, 1)
-
-    async with connected(shared_server.url) as jetstream:
-        with pytest.raises(ConsumerNotFoundError):
-            await subscribe(jetstream, stream=stream, bind="missing")
-        assert consumers_of(shared_server.url, stream) == []
-        # A pull subscription goes on, and works once the consumer is there.
-        async with await subscribe_pull(jetstream, stream=stream, bind="later") as pull:
-            make_consumer(shared_server.url, stream, "later")
-            assert len(await pull.fetch(1)) == 1
-        assert consumers_of(shared_server.url, stream) == ["later"]
+    for how in ({"durable": "push"}, {"bind": "push"}):
+        async with await subscribe(jetstream, stream=stream, **how) as subscription:
+            assert len(await sequences(subscription, 2)) == 2
+    async with await subscribe_pull(jetstream, stream=stream, bind="pull") as pull:
+        assert len(await pull.fetch(5)) == 5
+    assert set(consumers_of(url, stream)) == {"push", "pull"}
 
 
-async def test_consumer_mismatch_is_refused(shared_server: NatsServer) -> None:
-    url = shared_server.url
+async def test_consumer_to_bind_must_exist(url: str, jetstream: JetStream) -> None:
+    stream = make_stream(url, 1)
+
+    with pytest.raises(ConsumerNotFoundError):
+        await subscribe(jetstream, stream=stream, bind="missing")
+    assert consumers_of(url, stream) == []
+    # A pull subscription goes on, and works once the consumer is there.
+    async with await subscribe_pull(jetstream, stream=stream, bind="later") as pull:
+        make_consumer(url, stream, "later")
+        assert len(await pull.fetch(1)) == 1
+    assert consumers_of(url, stream) == ["later"]
+
+
+async def test_consumer_mismatch_is_refused(url: str) -> None:
     stream = make_stream(url, 1)
     make_consumer(url, stream, "push", deliver_subject=f"to.{stream}", filter_subject=f"{stream}.a")
     make_consumer(url, stream, "group", deliver_subject=f"tog.{stream}", deliver_group="g")
@@ -125,53 +121,51 @@ async def test_consumer_mismatch_is_refused(shared_server: NatsServer) -> None:
         assert set(consumers_of(url, stream)) == {"push", "group", "pull"}
 
 
-async def test_server_refusal_leaves_nothing(shared_server: NatsServer) -> None:
-    stream = make_stream(shared_server.url)
+async def test_server_refusal_leaves_nothing(url: str, jetstream: JetStream) -> None:
+    stream = make_stream(url)
 
-    async with connected(shared_server.url) as jetstream:
-        subscriptions = jetstream.connection.client._subs
-        await jetstream.stream_info(stream)  # makes the inbox for answers
-        before = len(subscriptions)
-        # "server returns error if provided …" (ADR-15, the comments in the configuration).
-        for config in (
-            ConsumerConfig(max_waiting=5),
-            ConsumerConfig(opt_start_seq=3),
-            ConsumerConfig(opt_start_time="2026-01-01T00:00:00Z"),
-        ):
-            with pytest.raises(ApiError) as raised:
-                await subscribe(jetstream, f"{stream}.>", config=config)
-            assert raised.value.code == 400
-        assert len(subscriptions) == before
-        assert consumers_of(shared_server.url, stream) == []
+    subscriptions = jetstream.connection.client._subs
+    await jetstream.stream_info(stream)  # makes the inbox for answers
+    before = len(subscriptions)
+    # "server returns error if provided …" (ADR-15, the comments in the configuration).
+    for config in (
+        ConsumerConfig(max_waiting=5),
+        ConsumerConfig(opt_start_seq=3),
+        ConsumerConfig(opt_start_time="2026-01-01T00:00:00Z"),
+    ):
+        with pytest.raises(ApiError) as raised:
+            await subscribe(jetstream, f"{stream}.>", config=config)
+        assert raised.value.code == 400
+    assert len(subscriptions) == before
+    assert consumers_of(url, stream) == []
 
 
-async def test_queue_group_shares_messages(shared_server: NatsServer) -> None:
-    stream = make_stream(shared_server.url)
+async def test_queue_group_shares_messages(url: str, jetstream: JetStream) -> None:
+    stream = make_stream(url)
 
-    async with connected(shared_server.url) as jetstream:
-        got: dict[str, list[int]] = {"one": [], "two": []}
+    got: dict[str, list[int]] = {"one": [], "two": []}
 
-        def to(name: str) -> Any:
-            async def callback(message: JsMessage) -> None:
-                got[name].append(message.metadata.stream_seq)
-                await message.ack()
+    def to(name: str) -> Any:
+        async def callback(message: JsMessage) -> None:
+            got[name].append(message.metadata.stream_seq)
+            await message.ack()
 
-            return callback
+        return callback
 
-        one = await subscribe(jetstream, f"{stream}.>", queue="workers", callback=to("one"))
-        async with connected(shared_server.url) as elsewhere:
-            two = await subscribe(elsewhere, f"{stream}.>", queue="workers", callback=to("two"))
-            # Without a name of its own, the consumer is the queue's.
-            assert consumers_of(shared_server.url, stream) == ["workers"]
-            assert (one.consumer.created, two.consumer.created) == (True, False)
-            await asyncio.to_thread(fill, shared_server.url, stream, 200)
-            await wait_until_async(lambda: len(got["one"]) + len(got["two"]) >= 200, "all 200")
-            assert sorted(got["one"] + got["two"]) == list(range(1, 201))
-            assert got["one"]
-            assert got["two"]
-            # The member that found the consumer leaves it to the others.
-            await two.unsubscribe()
-            assert consumers_of(shared_server.url, stream) == ["workers"]
-        await one.unsubscribe()
-        # The member that created it takes it away, as the document says (and regrets).
-        assert consumers_of(shared_server.url, stream) == []
+    one = await subscribe(jetstream, f"{stream}.>", queue="workers", callback=to("one"))
+    async with connected(url) as elsewhere:
+        two = await subscribe(elsewhere, f"{stream}.>", queue="workers", callback=to("two"))
+        # Without a name of its own, the consumer is the queue's.
+        assert consumers_of(url, stream) == ["workers"]
+        assert (one.consumer.created, two.consumer.created) == (True, False)
+        await asyncio.to_thread(fill, url, stream, 200)
+        await wait_until_async(lambda: len(got["one"]) + len(got["two"]) >= 200, "all 200")
+        assert sorted(got["one"] + got["two"]) == list(range(1, 201))
+        assert got["one"]
+        assert got["two"]
+        # The member that found the consumer leaves it to the others.
+        await two.unsubscribe()
+        assert consumers_of(url, stream) == ["workers"]
+    await one.unsubscribe()
+    # The member that created it takes it away, as the document says (and regrets).
+    assert consumers_of(url, stream) == []

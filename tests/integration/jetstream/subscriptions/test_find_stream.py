@@ -8,6 +8,7 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import NoMatchingStreamError, StreamNotFoundError, SubscribeError
+from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.subscriptions.subscribe import (
     find_stream,
     subscribe,
@@ -20,14 +21,13 @@ from tests.support.proxy.fault_proxy import Proxy
 pytestmark = pytest.mark.servers
 
 
-async def test_stream_is_found_by_subject(shared_server: NatsServer) -> None:
-    stream = make_stream(shared_server.url, 3)
+async def test_stream_is_found_by_subject(url: str, jetstream: JetStream) -> None:
+    stream = make_stream(url, 3)
 
-    async with connected(shared_server.url) as jetstream:
-        assert await find_stream(jetstream, f"{stream}.k1") == stream
-        async with await subscribe(jetstream, f"{stream}.k1") as subscription:
-            assert subscription.info.stream == stream
-            assert await sequences(subscription, 1) == [2]
+    assert await find_stream(jetstream, f"{stream}.k1") == stream
+    async with await subscribe(jetstream, f"{stream}.k1") as subscription:
+        assert subscription.info.stream == stream
+        assert await sequences(subscription, 1) == [2]
 
 
 async def test_subscription_requests(shared_server: NatsServer) -> None:
@@ -73,28 +73,24 @@ async def test_subscription_requests(shared_server: NatsServer) -> None:
             ]
 
 
-async def test_stream_missing_or_ambiguous_is_error(shared_server: NatsServer) -> None:
-    one, other = make_stream(shared_server.url), make_stream(shared_server.url)
+async def test_stream_missing_or_ambiguous_is_error(url: str, jetstream: JetStream) -> None:
+    one, other = make_stream(url), make_stream(url)
 
-    async with connected(shared_server.url) as jetstream:
-        with pytest.raises(
-            NoMatchingStreamError, match="could not find a stream for subject 'nowhere'"
-        ):
-            await subscribe(jetstream, "nowhere")
-        with pytest.raises(NoMatchingStreamError, match=f"{one}, {other}|, "):
-            await subscribe(jetstream, "*.k1")
-        with pytest.raises(SubscribeError, match="neither subject nor stream is set"):
-            await subscribe(jetstream)
-        with pytest.raises(StreamNotFoundError):
-            await subscribe(jetstream, stream="MISSING")
-
-
-async def test_stream_without_subject_is_read_whole(shared_server: NatsServer) -> None:
-    stream = make_stream(shared_server.url, 20)
-
-    async with (
-        connected(shared_server.url) as jetstream,
-        await subscribe(jetstream, stream=stream) as subscription,
+    with pytest.raises(
+        NoMatchingStreamError, match="could not find a stream for subject 'nowhere'"
     ):
+        await subscribe(jetstream, "nowhere")
+    with pytest.raises(NoMatchingStreamError, match=f"{one}, {other}|, "):
+        await subscribe(jetstream, "*.k1")
+    with pytest.raises(SubscribeError, match="neither subject nor stream is set"):
+        await subscribe(jetstream)
+    with pytest.raises(StreamNotFoundError):
+        await subscribe(jetstream, stream="MISSING")
+
+
+async def test_stream_without_subject_is_read_whole(url: str, jetstream: JetStream) -> None:
+    stream = make_stream(url, 20)
+
+    async with await subscribe(jetstream, stream=stream) as subscription:
         assert await sequences(subscription, 20) == list(range(1, 21))
         assert "filter_subject" not in subscription.info.config

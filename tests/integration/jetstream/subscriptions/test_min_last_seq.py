@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from nats.aio.client import Client
 
-from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import MinLastSequenceError
+from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.subscriptions.subscribe import (
     subscribe,
     subscribe_ordered,
@@ -31,28 +31,27 @@ def linked() -> Iterator[HubAndLeaf]:
 
 
 @pytest.mark.parametrize("kind", [subscribe, subscribe_pull, subscribe_ordered])
-async def test_consumer_waits_for_sequence(shared_server: NatsServer, kind: Any) -> None:
-    stream = make_stream(shared_server.url, 5)
+async def test_consumer_waits_for_sequence(url: str, jetstream: JetStream, kind: Any) -> None:
+    stream = make_stream(url, 5)
 
-    async with connected(shared_server.url) as jetstream:
-        with pytest.raises(MinLastSequenceError) as raised:
-            await kind(jetstream, stream=stream, min_last_seq=6, reach_timeout=0.5)
-        assert (raised.value.code, raised.value.err_code) == (412, 10180)
-        assert consumers_of(shared_server.url, stream) == []
-        waiting = asyncio.create_task(kind(jetstream, stream=stream, min_last_seq=6))
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        await asyncio.to_thread(fill, shared_server.url, stream, 1)
-        subscription = await waiting
-        if kind is subscribe:
-            info = await jetstream.consumer_info(stream, subscription.info.name)
-            assert info["delivered"]["stream_seq"] + info["num_pending"] == 6
-        if kind is subscribe_pull:
-            assert subscription.info.num_pending == 6
-        found = [(await anext(subscription)).metadata.stream_seq for _ in range(6)]
-        assert found == [1, 2, 3, 4, 5, 6]
-        await subscription.unsubscribe()
-        assert consumers_of(shared_server.url, stream) == []
+    with pytest.raises(MinLastSequenceError) as raised:
+        await kind(jetstream, stream=stream, min_last_seq=6, reach_timeout=0.5)
+    assert (raised.value.code, raised.value.err_code) == (412, 10180)
+    assert consumers_of(url, stream) == []
+    waiting = asyncio.create_task(kind(jetstream, stream=stream, min_last_seq=6))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await asyncio.to_thread(fill, url, stream, 1)
+    subscription = await waiting
+    if kind is subscribe:
+        info = await jetstream.consumer_info(stream, subscription.info.name)
+        assert info["delivered"]["stream_seq"] + info["num_pending"] == 6
+    if kind is subscribe_pull:
+        assert subscription.info.num_pending == 6
+    found = [(await anext(subscription)).metadata.stream_seq for _ in range(6)]
+    assert found == [1, 2, 3, 4, 5, 6]
+    await subscription.unsubscribe()
+    assert consumers_of(url, stream) == []
 
 
 @pytest.mark.parametrize("kind", [subscribe, subscribe_pull, subscribe_ordered])
@@ -76,9 +75,9 @@ async def test_consumer_of_mirror_waits_for_mirror(linked: HubAndLeaf, kind: Any
         linked.line.release()
 
 
-def test_min_last_seq_is_ignored_by_released_servers(shared_server: NatsServer) -> None:
+def test_min_last_seq_is_ignored_by_released_servers(url: str) -> None:
     """Why it is kept by the library: the field is refused, or has no effect."""
-    stream = make_stream(shared_server.url, 1)
+    stream = make_stream(url, 1)
 
     async def work(client: Client) -> dict[str, Any]:
         inbox = await client.subscribe("_INBOX.probe")
@@ -92,5 +91,5 @@ def test_min_last_seq_is_ignored_by_released_servers(shared_server: NatsServer) 
             await inbox.next_msg(5)  # delivered, though the stream is not there yet
         return decoded
 
-    answer = with_client(shared_server.url, work)
+    answer = with_client(url, work)
     assert "error" not in answer or answer["error"]["err_code"] == 10025

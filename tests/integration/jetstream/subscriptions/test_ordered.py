@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError, NextTimeoutError
+from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.subscriptions.subscribe import ConsumerConfig, subscribe_ordered
 from tests.integration.jetstream.subscriptions.sequences import sequences
 from tests.support.nats.backup import back_up
@@ -34,57 +34,51 @@ pytestmark = pytest.mark.servers
     ],
 )
 async def test_ordered_subscription_start_positions(
-    shared_server: NatsServer, config: ConsumerConfig, expected: list[int]
+    url: str, jetstream: JetStream, config: ConsumerConfig, expected: list[int]
 ) -> None:
-    stream = make_stream(shared_server.url, 30)
+    stream = make_stream(url, 30)
 
-    async with (
-        connected(shared_server.url) as jetstream,
-        await subscribe_ordered(jetstream, f"{stream}.>", config=config) as subscription,
-    ):
+    async with await subscribe_ordered(jetstream, f"{stream}.>", config=config) as subscription:
         found = await sequences(subscription, len(expected))
         with pytest.raises(NextTimeoutError):
             await subscription.next(0.05)
-        await asyncio.to_thread(fill, shared_server.url, stream, 2)
+        await asyncio.to_thread(fill, url, stream, 2)
         assert found + await sequences(subscription, 2) == [*expected, 31, 32]
-    assert consumers_of(shared_server.url, stream) == []
+    assert consumers_of(url, stream) == []
 
 
 async def test_ordered_subscription_start_time(
-    shared_server: NatsServer,
+    url: str,
+    jetstream: JetStream,
 ) -> None:
-    stream = make_stream(shared_server.url, 5)
+    stream = make_stream(url, 5)
 
-    async with connected(shared_server.url) as jetstream:
-        third = await jetstream.message(stream, seq=3)
-        assert third is not None
-        config = ConsumerConfig(deliver_policy="by_start_time", opt_start_time=third.time)
-        async with await subscribe_ordered(jetstream, stream=stream, config=config) as found:
-            assert await sequences(found, 3) == [3, 4, 5]
+    third = await jetstream.message(stream, seq=3)
+    assert third is not None
+    config = ConsumerConfig(deliver_policy="by_start_time", opt_start_time=third.time)
+    async with await subscribe_ordered(jetstream, stream=stream, config=config) as found:
+        assert await sequences(found, 3) == [3, 4, 5]
 
 
 async def test_ordered_subscription_survives_lost_consumer(
-    shared_server: NatsServer,
+    url: str,
+    jetstream: JetStream,
 ) -> None:
-    stream = make_stream(shared_server.url, 10)
+    stream = make_stream(url, 10)
 
-    async with connected(shared_server.url) as jetstream:
-        config = ConsumerConfig(idle_heartbeat=0.1)
-        async with await subscribe_ordered(jetstream, stream=stream, config=config) as subscription:
-            before = await sequences(subscription, 10)
-            (name,) = consumers_of(shared_server.url, stream)
-            api(shared_server.url, f"CONSUMER.DELETE.{stream}.{name}")
-            await asyncio.to_thread(fill, shared_server.url, stream, 10)
-            assert before + await sequences(subscription, 10) == list(range(1, 21))
-            assert subscription.reader.cursor.rebuilds
+    config = ConsumerConfig(idle_heartbeat=0.1)
+    async with await subscribe_ordered(jetstream, stream=stream, config=config) as subscription:
+        before = await sequences(subscription, 10)
+        (name,) = consumers_of(url, stream)
+        api(url, f"CONSUMER.DELETE.{stream}.{name}")
+        await asyncio.to_thread(fill, url, stream, 10)
+        assert before + await sequences(subscription, 10) == list(range(1, 21))
+        assert subscription.reader.cursor.rebuilds
 
 
 @pytest.mark.parametrize("count", [0, 5])
-async def test_ordered_subscription_is_complete_after_initial_values(
-    shared_server: NatsServer, count: int
-) -> None:
+async def test_ordered_subscription_is_complete_after_initial_values(url: str, count: int) -> None:
     """A new consumer does not skip what is not the last of its subject any more."""
-    url = shared_server.url
     stream = make_stream(url, count)
 
     async with connected(url) as jetstream:
@@ -103,8 +97,7 @@ async def test_ordered_subscription_is_complete_after_initial_values(
 
 
 @pytest.mark.parametrize("policy", ["all", "new"])
-async def test_stream_rolled_back_and_grown_again(shared_server: NatsServer, policy: str) -> None:
-    url = shared_server.url
+async def test_stream_rolled_back_and_grown_again(url: str, policy: str) -> None:
     stream = make_stream(url, 5)
     restore = back_up(url, stream)
     fill(url, stream, 5)
@@ -130,14 +123,11 @@ async def test_stream_rolled_back_and_grown_again(shared_server: NatsServer, pol
 
 @pytest.mark.parametrize("limits", CONSUMER_LIMITS, ids=str)
 async def test_ordered_subscription_to_stream_with_consumer_limits(
-    shared_server: NatsServer, limits: dict[str, int]
+    url: str, jetstream: JetStream, limits: dict[str, int]
 ) -> None:
-    stream = make_stream(shared_server.url, 30, consumer_limits=limits)
+    stream = make_stream(url, 30, consumer_limits=limits)
     config = ConsumerConfig(deliver_policy="last")
-    async with (
-        connected(shared_server.url) as jetstream,
-        await subscribe_ordered(
-            jetstream, f"{stream}.>", config=config, min_last_seq=30
-        ) as subscription,
-    ):
+    async with await subscribe_ordered(
+        jetstream, f"{stream}.>", config=config, min_last_seq=30
+    ) as subscription:
         assert await sequences(subscription, 1) == [30]

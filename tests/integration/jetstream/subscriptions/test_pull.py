@@ -47,11 +47,12 @@ def seqs(messages: list[JsMessage]) -> list[int]:
 
 
 async def test_fetch_returns_available_messages_and_hides_statuses(
-    shared_server: NatsServer,
+    url: str,
+    jetstream: JetStream,
 ) -> None:
-    stream = make_stream(shared_server.url, 5)
+    stream = make_stream(url, 5)
 
-    async with connected(shared_server.url) as jetstream, await pull_on(jetstream, stream) as pull:
+    async with await pull_on(jetstream, stream) as pull:
         assert seqs(await pull.fetch(2)) == [1, 2]
         # 404: no more now. Neither shown nor counted.
         assert seqs(await pull.fetch(10, None)) == [3, 4, 5]
@@ -61,36 +62,33 @@ async def test_fetch_returns_available_messages_and_hides_statuses(
         assert await pull.fetch(10, 0.6) == []
         waiting = asyncio.create_task(pull.fetch(3, 5))
         await wait_until_async(
-            lambda: consumer_info(shared_server.url, stream, "d")["num_waiting"] == 1,
+            lambda: consumer_info(url, stream, "d")["num_waiting"] == 1,
             "the request waits",
         )
-        await asyncio.to_thread(fill, shared_server.url, stream, 3)
+        await asyncio.to_thread(fill, url, stream, 3)
         assert seqs(await waiting) == [6, 7, 8]
 
 
-async def test_iteration_spans_many_requests(shared_server: NatsServer) -> None:
-    stream = make_stream(shared_server.url, 1000)
+async def test_iteration_spans_many_requests(url: str, jetstream: JetStream) -> None:
+    stream = make_stream(url, 1000)
 
-    async with connected(shared_server.url) as jetstream, await pull_on(jetstream, stream) as pull:
+    async with await pull_on(jetstream, stream) as pull:
         pull.batch, pull.expires = 7, 0.5
         found = []
         async for message in pull:
             await message.ack()
             found.append(message.metadata.stream_seq)
             if len(found) == 1000:
-                await asyncio.to_thread(fill, shared_server.url, stream, 5)
+                await asyncio.to_thread(fill, url, stream, 5)
             if len(found) == 1005:
                 break
         assert found == list(range(1, 1006))
 
 
-async def test_pull_limits_hold_while_iterating(shared_server: NatsServer) -> None:
-    stream = make_stream(shared_server.url, 20)
+async def test_pull_limits_hold_while_iterating(url: str, jetstream: JetStream) -> None:
+    stream = make_stream(url, 20)
 
-    async with (
-        connected(shared_server.url) as jetstream,
-        await pull_on(jetstream, stream, max_batch=3, max_expires=1.0) as pull,
-    ):
+    async with await pull_on(jetstream, stream, max_batch=3, max_expires=1.0) as pull:
         assert (pull.batch, pull.expires) == (3, 1.0)
         assert [(await anext(pull)).metadata.stream_seq for _ in range(20)] == [*range(1, 21)]
         with pytest.raises(ConflictStatusError, match="Exceeded MaxRequestBatch of 3") as error:
@@ -101,10 +99,10 @@ async def test_pull_limits_hold_while_iterating(shared_server: NatsServer) -> No
         assert await pull.fetch(3, 0.05) == []
 
 
-async def test_max_bytes_ends_request(shared_server: NatsServer) -> None:
-    stream = make_stream(shared_server.url, 10, 1000)
+async def test_max_bytes_ends_request(url: str, jetstream: JetStream) -> None:
+    stream = make_stream(url, 10, 1000)
 
-    async with connected(shared_server.url) as jetstream, await pull_on(jetstream, stream) as pull:
+    async with await pull_on(jetstream, stream) as pull:
         assert seqs(await pull.fetch(10, 1, max_bytes=3500)) == [1, 2, 3]
         # The batch is complete, bytes are left: "Batch Completed" is no error.
         assert seqs(await pull.fetch(2, 1, max_bytes=3500)) == [4, 5]
@@ -114,10 +112,10 @@ async def test_max_bytes_ends_request(shared_server: NatsServer) -> None:
         assert [(await anext(pull)).metadata.stream_seq for _ in range(5)] == [6, 7, 8, 9, 10]
 
 
-async def test_bad_request_is_unknown_status(shared_server: NatsServer) -> None:
-    stream = make_stream(shared_server.url, 1)
+async def test_bad_request_is_unknown_status(url: str, jetstream: JetStream) -> None:
+    stream = make_stream(url, 1)
 
-    async with connected(shared_server.url) as jetstream, await pull_on(jetstream, stream) as pull:
+    async with await pull_on(jetstream, stream) as pull:
         request = FetchRequest(pull.consumer, 1, 1.0, None)
         request._heartbeat = 10.0  # longer than the request: "heartbeat value too large"
         await request.open()
@@ -129,49 +127,42 @@ async def test_bad_request_is_unknown_status(shared_server: NatsServer) -> None:
                 await pull.fetch(batch, timeout)
 
 
-async def test_consumer_deleted_while_requested(shared_server: NatsServer) -> None:
-    stream = make_stream(shared_server.url)
+async def test_consumer_deleted_while_requested(url: str, jetstream: JetStream) -> None:
+    stream = make_stream(url)
 
-    async with connected(shared_server.url) as jetstream:
-        pull = await pull_on(jetstream, stream)
-        for ask in (lambda: pull.fetch(1, 10), lambda: anext(pull)):
-            waiting: asyncio.Task[Any] = asyncio.ensure_future(ask())
-            await wait_until_async(
-                lambda: consumer_info(shared_server.url, stream, "d")["num_waiting"] == 1,
-                "the request waits",
-            )
-            api(shared_server.url, f"CONSUMER.DELETE.{stream}.d")
-            with pytest.raises(ConsumerDeletedError):
-                await waiting
-            with pytest.raises(NoRespondersStatusError) as gone:
-                await pull.fetch(1, 1)
-            assert gone.value.code == 503
-            make_consumer(shared_server.url, stream, "d")
-        await pull.unsubscribe()
+    pull = await pull_on(jetstream, stream)
+    for ask in (lambda: pull.fetch(1, 10), lambda: anext(pull)):
+        waiting: asyncio.Task[Any] = asyncio.ensure_future(ask())
+        await wait_until_async(
+            lambda: consumer_info(url, stream, "d")["num_waiting"] == 1,
+            "the request waits",
+        )
+        api(url, f"CONSUMER.DELETE.{stream}.d")
+        with pytest.raises(ConsumerDeletedError):
+            await waiting
+        with pytest.raises(NoRespondersStatusError) as gone:
+            await pull.fetch(1, 1)
+        assert gone.value.code == 503
+        make_consumer(url, stream, "d")
+    await pull.unsubscribe()
 
 
-async def test_push_consumer_cannot_be_pulled(shared_server: NatsServer) -> None:
-    stream = make_stream(shared_server.url)
+async def test_push_consumer_cannot_be_pulled(url: str, jetstream: JetStream) -> None:
+    stream = make_stream(url)
 
-    async with (
-        connected(shared_server.url) as jetstream,
-        await subscribe_pull(jetstream, stream=stream, bind="later") as pull,
-    ):
-        make_consumer(shared_server.url, stream, "later", deliver_subject=f"to.{stream}")
+    async with await subscribe_pull(jetstream, stream=stream, bind="later") as pull:
+        make_consumer(url, stream, "later", deliver_subject=f"to.{stream}")
         with pytest.raises((ConflictStatusError, NoRespondersStatusError)):
             await pull.fetch(1, 1)
 
 
-async def test_cancelled_caller_returns_messages(shared_server: NatsServer) -> None:
-    stream = make_stream(shared_server.url, 5)
+async def test_cancelled_caller_returns_messages(url: str, jetstream: JetStream) -> None:
+    stream = make_stream(url, 5)
 
-    async with (
-        connected(shared_server.url) as jetstream,
-        await pull_on(jetstream, stream, ack_wait=60.0) as pull,
-    ):
+    async with await pull_on(jetstream, stream, ack_wait=60.0) as pull:
         waiting = asyncio.create_task(pull.fetch(10, 20))
         await wait_until_async(
-            lambda: consumer_info(shared_server.url, stream, "d")["num_ack_pending"] == 5,
+            lambda: consumer_info(url, stream, "d")["num_ack_pending"] == 5,
             "five were delivered",
         )
         # The response follows the messages on the connection: all five were received.
@@ -184,54 +175,50 @@ async def test_cancelled_caller_returns_messages(shared_server: NatsServer) -> N
         assert {message.metadata.delivered for message in again} == {2}
 
 
-async def test_iteration_abandoned_returns_messages(shared_server: NatsServer) -> None:
-    stream = make_stream(shared_server.url, 5)
-    make_consumer(shared_server.url, stream, "d", ack_wait=60_000_000_000)
+async def test_iteration_abandoned_returns_messages(url: str, jetstream: JetStream) -> None:
+    stream = make_stream(url, 5)
+    make_consumer(url, stream, "d", ack_wait=60_000_000_000)
 
-    async with connected(shared_server.url) as jetstream:
-        async with await pull_on(jetstream, stream) as pull:
-            first = await anext(pull)
-            await first.ack()
-            await wait_until_async(
-                lambda: (
-                    consumer_info(shared_server.url, stream, "d")["delivered"]["stream_seq"] == 5
-                ),
-                "all have arrived",
-            )
-            await flushed(jetstream.connection.client)
-        async with await pull_on(jetstream, stream) as pull:
-            assert sorted(seqs(await pull.fetch(4, 5))) == [2, 3, 4, 5]
+    async with await pull_on(jetstream, stream) as pull:
+        first = await anext(pull)
+        await first.ack()
+        await wait_until_async(
+            lambda: consumer_info(url, stream, "d")["delivered"]["stream_seq"] == 5,
+            "all have arrived",
+        )
+        await flushed(jetstream.connection.client)
+    async with await pull_on(jetstream, stream) as pull:
+        assert sorted(seqs(await pull.fetch(4, 5))) == [2, 3, 4, 5]
 
 
-async def test_timeout_around_iteration_loses_nothing(shared_server: NatsServer) -> None:
-    stream = make_stream(shared_server.url, 3)
+async def test_timeout_around_iteration_loses_nothing(url: str, jetstream: JetStream) -> None:
+    stream = make_stream(url, 3)
 
-    async with connected(shared_server.url) as jetstream, await pull_on(jetstream, stream) as pull:
+    async with await pull_on(jetstream, stream) as pull:
         found = []
         while len(found) < 6:
             try:
                 message = await asyncio.wait_for(anext(pull), 0.05)
             except asyncio.TimeoutError:
-                await asyncio.to_thread(fill, shared_server.url, stream, 3)
+                await asyncio.to_thread(fill, url, stream, 3)
                 continue
             found.append(message.metadata.stream_seq)
         assert found == [1, 2, 3, 4, 5, 6]
 
 
-async def test_pending_limit_exceeded_is_error(shared_server: NatsServer) -> None:
-    stream = make_stream(shared_server.url, 300, 1000)
+async def test_pending_limit_exceeded_is_error(url: str, jetstream: JetStream) -> None:
+    stream = make_stream(url, 300, 1000)
 
-    async with connected(shared_server.url) as jetstream:
-        async with await subscribe_pull(
-            jetstream, stream=stream, durable="d", pending_bytes=50_000
-        ) as pull:
-            # Iterating keeps below it by itself …
-            assert [(await anext(pull)).metadata.stream_seq for _ in range(300)] == [*range(1, 301)]
-        # … and where a caller asks for more and rests, nothing is lost without a word.
-        async with await subscribe_pull(jetstream, stream=stream, pending_bytes=50_000) as pull:
-            pull.max_bytes = None
-            with pytest.raises(SlowConsumerError):
-                [await anext(pull) for _ in range(300)]
+    async with await subscribe_pull(
+        jetstream, stream=stream, durable="d", pending_bytes=50_000
+    ) as pull:
+        # Iterating keeps below it by itself …
+        assert [(await anext(pull)).metadata.stream_seq for _ in range(300)] == [*range(1, 301)]
+    # … and where a caller asks for more and rests, nothing is lost without a word.
+    async with await subscribe_pull(jetstream, stream=stream, pending_bytes=50_000) as pull:
+        pull.max_bytes = None
+        with pytest.raises(SlowConsumerError):
+            [await anext(pull) for _ in range(300)]
 
 
 # With a proxy between
@@ -312,9 +299,8 @@ async def test_lost_connection_does_not_end_iteration(shared_server: NatsServer)
 
 
 async def test_request_refused_is_retried_later(
-    shared_server: NatsServer,
+    url: str,
 ) -> None:
-    url = shared_server.url
     stream = make_stream(url)
     make_consumer(url, stream, "d")
 
@@ -335,30 +321,31 @@ async def test_request_refused_is_retried_later(
 
 @pytest.mark.parametrize("count", [0, 3])
 async def test_drain_ends_fetch_with_received_messages(
-    shared_server: NatsServer, count: int
+    url: str, jetstream: JetStream, count: int
 ) -> None:
-    stream = make_stream(shared_server.url, count)
+    stream = make_stream(url, count)
 
-    async with connected(shared_server.url) as jetstream:
-        errors: list[Exception] = []
-        pull = await subscribe_pull(jetstream, stream=stream, on_error=errors.append)
-        fetching = asyncio.create_task(pull.fetch(10, 20))
-        name = pull.info.name
-        await wait_until_async(
-            lambda: consumer_info(shared_server.url, stream, name)["num_waiting"] == 1,
-            "the request",
-        )
-        await pull.drain()
-        assert seqs(await fetching) == list(range(1, count + 1))
-        assert errors == []
-        assert consumers_of(shared_server.url, stream) == []
+    errors: list[Exception] = []
+    pull = await subscribe_pull(jetstream, stream=stream, on_error=errors.append)
+    fetching = asyncio.create_task(pull.fetch(10, 20))
+    name = pull.info.name
+    await wait_until_async(
+        lambda: consumer_info(url, stream, name)["num_waiting"] == 1,
+        "the request",
+    )
+    await pull.drain()
+    assert seqs(await fetching) == list(range(1, count + 1))
+    assert errors == []
+    assert consumers_of(url, stream) == []
 
 
 @pytest.mark.parametrize("timeout", [0.0, -1.0, float("inf"), float("nan"), 1e12])
-async def test_fetch_timeout_invalid_is_refused(shared_server: NatsServer, timeout: float) -> None:
-    stream = make_stream(shared_server.url, 1)
+async def test_fetch_timeout_invalid_is_refused(
+    url: str, jetstream: JetStream, timeout: float
+) -> None:
+    stream = make_stream(url, 1)
 
-    async with connected(shared_server.url) as jetstream, await pull_on(jetstream, stream) as pull:
+    async with await pull_on(jetstream, stream) as pull:
         before = len(jetstream.connection.client._subs)
         with pytest.raises(ValueError, match="could not fetch: batch is 1"):
             await pull.fetch(1, timeout)
@@ -366,17 +353,17 @@ async def test_fetch_timeout_invalid_is_refused(shared_server: NatsServer, timeo
 
 
 async def test_subscriptions_and_fetch_share_connection(
-    shared_server: NatsServer,
+    url: str,
+    jetstream: JetStream,
 ) -> None:
-    stream = make_stream(shared_server.url, 300)
+    stream = make_stream(url, 300)
 
-    async with connected(shared_server.url) as jetstream:
-        async with (
-            connected(shared_server.url) as other,
-            await pull_on(jetstream, stream) as one,
-            await pull_on(other, stream) as two,
-        ):
-            fetches = one.fetch(100, 5), one.fetch(100, 5), two.fetch(100, 5)
-            parts = await asyncio.gather(*fetches)
-            assert sorted(seq for part in parts for seq in seqs(part)) == list(range(1, 301))
-        assert consumers_of(shared_server.url, stream) == []
+    async with (
+        connected(url) as other,
+        await pull_on(jetstream, stream) as one,
+        await pull_on(other, stream) as two,
+    ):
+        fetches = one.fetch(100, 5), one.fetch(100, 5), two.fetch(100, 5)
+        parts = await asyncio.gather(*fetches)
+        assert sorted(seq for part in parts for seq in seqs(part)) == list(range(1, 301))
+    assert consumers_of(url, stream) == []

@@ -9,6 +9,7 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ConnectError, ConsumerDeletedError, PermissionDeniedError
+from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.subscriptions.subscribe import (
     ConsumerConfig,
     subscribe,
@@ -22,30 +23,28 @@ from tests.support.nats.subscriptions import connected, consumers_of, make_consu
 pytestmark = pytest.mark.servers
 
 
-async def test_closed_connection_is_error(shared_server: NatsServer, published: str) -> None:
-    async with connected(shared_server.url) as jetstream:
-        subscription = await subscribe(jetstream, stream=published)
-        assert len(await sequences(subscription, 5)) == 5
-        waiting = asyncio.create_task(anext(subscription))
-        await asyncio.sleep(0)
-        await jetstream.connection.close()
-        with pytest.raises(ConnectError):
-            await asyncio.wait_for(waiting, 60)
+async def test_closed_connection_is_error(jetstream: JetStream, published: str) -> None:
+    subscription = await subscribe(jetstream, stream=published)
+    assert len(await sequences(subscription, 5)) == 5
+    waiting = asyncio.create_task(anext(subscription))
+    await asyncio.sleep(0)
+    await jetstream.connection.close()
+    with pytest.raises(ConnectError):
+        await asyncio.wait_for(waiting, 60)
 
 
-async def test_stream_deleted_while_subscribed_is_error(shared_server: NatsServer) -> None:
-    stream = make_stream(shared_server.url)
+async def test_stream_deleted_while_subscribed_is_error(url: str, jetstream: JetStream) -> None:
+    stream = make_stream(url)
 
-    async with connected(shared_server.url) as jetstream:
-        config = ConsumerConfig(idle_heartbeat=0.1)
-        subscription = await subscribe(jetstream, stream=stream, config=config)
-        waiting = asyncio.create_task(anext(subscription))
-        api(shared_server.url, f"STREAM.DELETE.{stream}")
-        with pytest.raises(ConsumerDeletedError):
-            await asyncio.wait_for(waiting, 60)
-        with pytest.raises(ConsumerDeletedError):
-            await anext(subscription)
-        await subscription.unsubscribe()
+    config = ConsumerConfig(idle_heartbeat=0.1)
+    subscription = await subscribe(jetstream, stream=stream, config=config)
+    waiting = asyncio.create_task(anext(subscription))
+    api(url, f"STREAM.DELETE.{stream}")
+    with pytest.raises(ConsumerDeletedError):
+        await asyncio.wait_for(waiting, 60)
+    with pytest.raises(ConsumerDeletedError):
+        await anext(subscription)
+    await subscription.unsubscribe()
 
 
 async def test_permission_missing_is_error(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ConsumerNotFoundError, SubscriptionClosedError
+from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.retry import retry_transient
 from nats_stream_source.jetstream.subscriptions.message import JsMessage
 from nats_stream_source.jetstream.subscriptions.subscribe import (
@@ -43,31 +44,30 @@ NO_CONSUMERS = {
     ids=["push", "durable", "ordered", "read-after-write"],
 )
 async def test_caller_cancelled_at_any_point_leaves_nothing(
-    shared_server: NatsServer, kind: Any, asked: dict[str, Any]
+    url: str, jetstream: JetStream, kind: Any, asked: dict[str, Any]
 ) -> None:
     """Servers create consumers aside: a deletion must not be faster than the creation."""
-    stream = make_stream(shared_server.url, 1)
+    stream = make_stream(url, 1)
 
-    async with connected(shared_server.url) as jetstream:
-        client = jetstream.connection.client
-        await jetstream.stream_info(stream)
-        before = len(client._subs)
+    client = jetstream.connection.client
+    await jetstream.stream_info(stream)
+    before = len(client._subs)
 
-        async def whole() -> None:
-            async with await kind(jetstream, stream=stream, **asked) as subscription:
-                await anext(subscription)
+    async def whole() -> None:
+        async with await kind(jetstream, stream=stream, **asked) as subscription:
+            await anext(subscription)
 
-        moments, whole_runs = 0, 0
-        while moments < 60 or not whole_runs:
-            task = asyncio.create_task(whole())
-            for _ in range(moments):
-                await asyncio.sleep(0)
-            task.cancel()
-            await asyncio.wait({task})
-            whole_runs += not task.cancelled()
-            moments += 1
-            assert await jetstream.call(f"CONSUMER.NAMES.{stream}") == NO_CONSUMERS
-            assert len(client._subs) == before
+    moments, whole_runs = 0, 0
+    while moments < 60 or not whole_runs:
+        task = asyncio.create_task(whole())
+        for _ in range(moments):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait({task})
+        whole_runs += not task.cancelled()
+        moments += 1
+        assert await jetstream.call(f"CONSUMER.NAMES.{stream}") == NO_CONSUMERS
+        assert len(client._subs) == before
 
 
 @pytest.mark.parametrize("how", ["frozen", "killed"])
@@ -95,124 +95,119 @@ async def test_unsubscribe_does_not_wait_for_unavailable_server(
 
 @pytest.mark.parametrize("kind", [subscribe, subscribe_pull])
 async def test_deletion_failure_is_raised_by_unsubscribe(
-    shared_server: NatsServer, published: str, kind: Any
+    url: str, jetstream: JetStream, published: str, kind: Any
 ) -> None:
-    async with connected(shared_server.url) as jetstream:
-        subscription = await kind(jetstream, stream=published)
-        name = subscription.info.name
-        api(shared_server.url, f"CONSUMER.DELETE.{published}.{name}")
-        with pytest.raises(ConsumerNotFoundError):
-            await subscription.unsubscribe()
+    subscription = await kind(jetstream, stream=published)
+    name = subscription.info.name
+    api(url, f"CONSUMER.DELETE.{published}.{name}")
+    with pytest.raises(ConsumerNotFoundError):
+        await subscription.unsubscribe()
 
 
 @pytest.mark.parametrize("kind", [subscribe, subscribe_pull])
 async def test_deletion_failure_at_drain_goes_to_on_error(
-    shared_server: NatsServer, published: str, kind: Any
+    url: str, jetstream: JetStream, published: str, kind: Any
 ) -> None:
-    async with connected(shared_server.url) as jetstream:
-        errors: list[Exception] = []
-        subscription = await kind(jetstream, stream=published, on_error=errors.append)
-        assert (await anext(subscription)).metadata.stream_seq == 1
-        api(shared_server.url, f"CONSUMER.DELETE.{published}.{subscription.info.name}")
-        await subscription.drain()
-        rest = [message.metadata.stream_seq async for message in subscription]
-        assert rest == [2, 3, 4, 5]
-        assert any(isinstance(error, ConsumerNotFoundError) for error in errors)
+    errors: list[Exception] = []
+    subscription = await kind(jetstream, stream=published, on_error=errors.append)
+    assert (await anext(subscription)).metadata.stream_seq == 1
+    api(url, f"CONSUMER.DELETE.{published}.{subscription.info.name}")
+    await subscription.drain()
+    rest = [message.metadata.stream_seq async for message in subscription]
+    assert rest == [2, 3, 4, 5]
+    assert any(isinstance(error, ConsumerNotFoundError) for error in errors)
 
 
 @pytest.mark.parametrize("kind", [subscribe, subscribe_pull])
 async def test_drain_hands_over_what_has_arrived(
-    shared_server: NatsServer, published: str, kind: Any
+    url: str, jetstream: JetStream, published: str, kind: Any
 ) -> None:
-    async with connected(shared_server.url) as jetstream:
-        subscription = await kind(jetstream, stream=published)
-        first = await anext(subscription)
-        await first.ack()
-        await subscription.drain()
-        await asyncio.to_thread(fill, shared_server.url, published, 5)
-        found = []
-        async for message in subscription:
-            # The consumer is there until the last one was handed over.
-            await message.ack_sync()
-            found.append(message.metadata.stream_seq)
-        assert found == [2, 3, 4, 5]
-        assert consumers_of(shared_server.url, published) == []
+    subscription = await kind(jetstream, stream=published)
+    first = await anext(subscription)
+    await first.ack()
+    await subscription.drain()
+    await asyncio.to_thread(fill, url, published, 5)
+    found = []
+    async for message in subscription:
+        # The consumer is there until the last one was handed over.
+        await message.ack_sync()
+        found.append(message.metadata.stream_seq)
+    assert found == [2, 3, 4, 5]
+    assert consumers_of(url, published) == []
 
 
-async def test_drain_waits_for_callback(shared_server: NatsServer, published: str) -> None:
-    async with connected(shared_server.url) as jetstream:
-        found: list[int] = []
-        begun = asyncio.Event()
+async def test_drain_waits_for_callback(url: str, jetstream: JetStream, published: str) -> None:
+    found: list[int] = []
+    begun = asyncio.Event()
 
-        async def callback(message: JsMessage) -> None:
-            begun.set()
-            await asyncio.sleep(0.01)
-            found.append(message.metadata.stream_seq)
+    async def callback(message: JsMessage) -> None:
+        begun.set()
+        await asyncio.sleep(0.01)
+        found.append(message.metadata.stream_seq)
 
-        subscription = await subscribe(jetstream, stream=published, callback=callback)
-        await begun.wait()
-        assert len(found) < 5
-        await subscription.drain()
-        assert found == [1, 2, 3, 4, 5]
-        assert consumers_of(shared_server.url, published) == []
+    subscription = await subscribe(jetstream, stream=published, callback=callback)
+    await begun.wait()
+    assert len(found) < 5
+    await subscription.drain()
+    assert found == [1, 2, 3, 4, 5]
+    assert consumers_of(url, published) == []
+    await subscription.unsubscribe()
+
+
+async def test_callback_exception_is_reported(
+    url: str, jetstream: JetStream, published: str
+) -> None:
+    found: list[int] = []
+    errors: list[Exception] = []
+
+    async def callback(message: JsMessage) -> None:
+        found.append(message.metadata.stream_seq)
+        if len(found) == 2:
+            raise KeyError("the user's own")
+
+    async with await subscribe(
+        jetstream, stream=published, callback=callback, on_error=errors.append
+    ):
+        await wait_until_async(lambda: len(found) == 5, "all five")
+    assert [type(error) for error in errors] == [KeyError]
+
+    found.clear()
+    subscription = await subscribe(jetstream, stream=published, callback=callback)
+    await wait_until_async(lambda: len(found) == 2, "the failure")
+    with pytest.raises(KeyError):
         await subscription.unsubscribe()
-
-
-async def test_callback_exception_is_reported(shared_server: NatsServer, published: str) -> None:
-    async with connected(shared_server.url) as jetstream:
-        found: list[int] = []
-        errors: list[Exception] = []
-
-        async def callback(message: JsMessage) -> None:
-            found.append(message.metadata.stream_seq)
-            if len(found) == 2:
-                raise KeyError("the user's own")
-
-        async with await subscribe(
-            jetstream, stream=published, callback=callback, on_error=errors.append
-        ):
-            await wait_until_async(lambda: len(found) == 5, "all five")
-        assert [type(error) for error in errors] == [KeyError]
-
-        found.clear()
-        subscription = await subscribe(jetstream, stream=published, callback=callback)
-        await wait_until_async(lambda: len(found) == 2, "the failure")
-        with pytest.raises(KeyError):
-            await subscription.unsubscribe()
-        assert consumers_of(shared_server.url, published) == []
+    assert consumers_of(url, published) == []
 
 
 async def test_subscription_context_cancelled_deletes_consumer(
-    shared_server: NatsServer, published: str
+    url: str, jetstream: JetStream, published: str
 ) -> None:
-    async with connected(shared_server.url) as jetstream:
-        inside = asyncio.Event()
+    inside = asyncio.Event()
 
-        async def reader() -> None:
-            async with await subscribe(jetstream, stream=published) as subscription:
-                async for message in subscription:
-                    if message.metadata.pending == 0:
-                        inside.set()
+    async def reader() -> None:
+        async with await subscribe(jetstream, stream=published) as subscription:
+            async for message in subscription:
+                if message.metadata.pending == 0:
+                    inside.set()
 
-        task = asyncio.create_task(reader())
-        await inside.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert consumers_of(shared_server.url, published) == []
+    task = asyncio.create_task(reader())
+    await inside.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert consumers_of(url, published) == []
 
 
-async def test_unsubscribe_ends_waiting_reads(shared_server: NatsServer) -> None:
-    stream = make_stream(shared_server.url)
+async def test_unsubscribe_ends_waiting_reads(url: str, jetstream: JetStream) -> None:
+    stream = make_stream(url)
 
-    async with connected(shared_server.url) as jetstream:
-        subscriptions: list[Any] = [
-            await subscribe(jetstream, stream=stream),
-            await subscribe_ordered(jetstream, stream=stream),
-        ]
-        for subscription in subscriptions:
-            waiting = asyncio.create_task(subscription.next())
-            await asyncio.sleep(0)
-            await subscription.unsubscribe()
-            with pytest.raises(SubscriptionClosedError):
-                await asyncio.wait_for(waiting, 60)
+    subscriptions: list[Any] = [
+        await subscribe(jetstream, stream=stream),
+        await subscribe_ordered(jetstream, stream=stream),
+    ]
+    for subscription in subscriptions:
+        waiting = asyncio.create_task(subscription.next())
+        await asyncio.sleep(0)
+        await subscription.unsubscribe()
+        with pytest.raises(SubscriptionClosedError):
+            await asyncio.wait_for(waiting, 60)
