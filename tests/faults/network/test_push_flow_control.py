@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -19,18 +21,18 @@ from tests.support.wait import wait_until_async
 FLOWING = ConsumerConfig(ack_policy="none", idle_heartbeat=0.5, flow_control=True)
 
 
-async def flow_answers(url: str) -> tuple[Any, list[str]]:
-    """A client that receives the responses to flow control, and the list of them."""
+@asynccontextmanager
+async def flow_answers(url: str) -> AsyncIterator[list[str]]:
+    """The responses to flow control, as another client receives them."""
     answers: list[str] = []
-    context = connected(url)
-    other = await context.__aenter__()
 
     async def heard(message: Any) -> None:
         answers.append(message.subject)
 
-    await other.connection.client.subscribe("$JS.FC.>", cb=heard)
-    await flushed(other.connection.client)
-    return context, answers
+    async with connected(url) as other:
+        await other.connection.client.subscribe("$JS.FC.>", cb=heard)
+        await flushed(other.connection.client)
+        yield answers
 
 
 async def test_flow_control_is_answered_once_each(shared_server: NatsServer) -> None:
@@ -40,26 +42,29 @@ async def test_flow_control_is_answered_once_each(shared_server: NatsServer) -> 
         return frame + frame if is_status(frame, b"FlowControl") else True
 
     with Proxy(shared_server.port, twice) as proxy:
-        async with connected(proxy.url) as jetstream:
-            context, answers = await flow_answers(shared_server.url)
-            async with await subscribe(jetstream, stream=stream, config=FLOWING) as subscription:
-                found, errors = await all_of(subscription, 1500)
-                assert (found, errors) == (list(range(1, 1501)), [])
-                requests = [frame for frame in proxy.seen if is_status(frame, b"FlowControl")]
-                assert requests
-                replies = [frame.split(b" ")[3].decode() for frame in requests]
-                with pytest.raises(NextTimeoutError):
-                    await subscription.next(0.3)
-                await wait_until_async(lambda: len(answers) >= len(replies), "all answers")
-                assert [one for one in answers if f".{stream}." in one] == replies
-            await context.__aexit__(None, None, None)
+        async with (
+            connected(proxy.url) as jetstream,
+            flow_answers(shared_server.url) as answers,
+            await subscribe(jetstream, stream=stream, config=FLOWING) as subscription,
+        ):
+            found, errors = await all_of(subscription, 1500)
+            assert (found, errors) == (list(range(1, 1501)), [])
+            requests = [frame for frame in proxy.seen if is_status(frame, b"FlowControl")]
+            assert requests
+            replies = [frame.split(b" ")[3].decode() for frame in requests]
+            with pytest.raises(NextTimeoutError):
+                await subscription.next(0.3)
+            await wait_until_async(lambda: len(answers) >= len(replies), "all answers")
+            assert [one for one in answers if f".{stream}." in one] == replies
 
 
 async def test_flow_control_waits_for_messages_before_it(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url, 1500, 10_000)
     with Proxy(shared_server.port) as proxy:
-        async with connected(proxy.url) as jetstream:
-            context, answers = await flow_answers(shared_server.url)
+        async with (
+            connected(proxy.url) as jetstream,
+            flow_answers(shared_server.url) as answers,
+        ):
 
             def asked() -> bool:
                 return any(is_status(frame, b"FlowControl") for frame in proxy.seen)
@@ -76,7 +81,6 @@ async def test_flow_control_waits_for_messages_before_it(shared_server: NatsServ
                 assert (await all_of(subscription, 1500))[1] == []
                 assert answers
                 assert len(answers) == len(set(answers))
-            await context.__aexit__(None, None, None)
 
 
 async def test_swallowed_flow_control_is_answered_by_heartbeat(
@@ -84,8 +88,10 @@ async def test_swallowed_flow_control_is_answered_by_heartbeat(
 ) -> None:
     stream = make_stream(shared_server.url, 1500, 10_000)
     with Proxy(shared_server.port, lambda frame: not is_status(frame, b"FlowControl")) as proxy:
-        async with connected(proxy.url) as jetstream:
-            context, answers = await flow_answers(shared_server.url)
+        async with (
+            connected(proxy.url) as jetstream,
+            flow_answers(shared_server.url) as answers,
+        ):
             async with await subscribe(jetstream, stream=stream, config=FLOWING) as subscription:
                 assert await all_of(subscription, 1500) == (list(range(1, 1501)), [])
             dropped = {frame.split(b" ")[3].decode() for frame in proxy.dropped}
@@ -93,7 +99,6 @@ async def test_swallowed_flow_control_is_answered_by_heartbeat(
             assert set(answers) <= dropped
             assert len(answers) == len(set(answers))
             assert any(b"Nats-Consumer-Stalled" in frame for frame in proxy.seen)
-            await context.__aexit__(None, None, None)
 
 
 async def test_flow_control_subject_of_other_form_is_answered(
@@ -164,18 +169,17 @@ async def test_flow_control_is_answered_again_after_reconnect(shared_server: Nat
         return hmsg(frame, frame.split(b"\r\n", 1)[1][:-4] + stalled + b"\r\n")
 
     with Proxy(shared_server.port, stalls) as proxy:
-        async with connected(proxy.url) as jetstream:
-            context, answers = await flow_answers(shared_server.url)
-            async with await subscribe(
+        async with (
+            connected(proxy.url) as jetstream,
+            flow_answers(shared_server.url) as answers,
+            await subscribe(
                 jetstream, stream=stream, durable="d", config=FLOWING, on_error=lambda error: None
-            ) as subscription:
-                waiting = asyncio.create_task(subscription.next())
-                await wait_until_async(lambda: "$JS.FC.again.y.z" in answers, "an answer")
-                # Whether it reached the server before the cut, nobody knows.
-                await asyncio.to_thread(proxy.cut)
-                await wait_until_async(
-                    lambda: answers.count("$JS.FC.again.y.z") == 2, "another answer"
-                )
-                await asyncio.to_thread(fill, shared_server.url, stream, 1)
-                assert (await waiting).metadata.stream_seq == 1
-            await context.__aexit__(None, None, None)
+            ) as subscription,
+        ):
+            waiting = asyncio.create_task(subscription.next())
+            await wait_until_async(lambda: "$JS.FC.again.y.z" in answers, "an answer")
+            # Whether it reached the server before the cut, nobody knows.
+            await asyncio.to_thread(proxy.cut)
+            await wait_until_async(lambda: answers.count("$JS.FC.again.y.z") == 2, "another answer")
+            await asyncio.to_thread(fill, shared_server.url, stream, 1)
+            assert (await waiting).metadata.stream_seq == 1

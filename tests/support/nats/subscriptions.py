@@ -73,6 +73,16 @@ def make_consumer(url: str, stream: str, name: str, **config: Any) -> dict[str, 
     return api(url, f"CONSUMER.CREATE.{stream}.{name}", request)
 
 
+async def sequences(subscription: Any, count: int) -> list[int]:
+    """The stream sequences of the next messages, each acknowledged."""
+    found = []
+    for _ in range(count):
+        message = await subscription.next(15)
+        found.append(message.metadata.stream_seq)
+        await message.ack()
+    return found
+
+
 @asynccontextmanager
 async def connected(url: str, **settings: Any) -> AsyncIterator[JetStream]:
     """JetStream over a connection of its own; the block fails when it takes too long."""

@@ -1,11 +1,12 @@
-"""Publishing with PubAcks: what the server responds, and what it does not respond to."""
+"""Publishing with PubAcks: what the server responds, and what it does not; thousands of callers."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -27,15 +28,17 @@ from nats_stream_source.errors import (
     StreamFullError,
     WrongLastSequenceError,
 )
-from nats_stream_source.jetstream import connect
+from nats_stream_source.jetstream import KeyValue, KeyValueConfig, ObjectStore, connect
 from nats_stream_source.jetstream.publish.pub_ack import (
     EXPECTED_LAST_SUBJECT_SEQUENCE,
     MSG_ID,
     PubAck,
 )
-from nats_stream_source.jetstream.publish.publisher import Publisher
+from nats_stream_source.jetstream.publish.publisher import IN_FLIGHT, Publisher
+from nats_stream_source.jetstream.retry import retry
 from tests.support.nats.streams import create_stream
 from tests.support.proxy.fault_proxy import Proxy
+from tests.support.wait import wait_until_async
 
 
 @asynccontextmanager
@@ -235,11 +238,7 @@ async def test_lost_connection_fails_only_messages_in_flight(
             assert (await publisher.publish("s.a")).seq == 1
             proxy.verdict = lambda frame: b'"stream":"s"' not in frame
             futures = [await publisher.send("s.a") for _ in range(10)]
-            loop = asyncio.get_running_loop()
-            deadline = loop.time() + 10
-            while len(proxy.dropped) < 10:
-                assert loop.time() < deadline
-                await asyncio.sleep(0.005)
+            await wait_until_async(lambda: len(proxy.dropped) == 10, "all PubAcks are lost")
             proxy.cut()
             for future in futures:
                 with pytest.raises(AckLostError, match="may or may not be stored"):
@@ -251,29 +250,27 @@ async def test_lost_connection_fails_only_messages_in_flight(
         assert len(proxy.dropped) == 10
 
 
-async def test_publishing_waits_for_connection(tmp_path: Path) -> None:
-    async def work(publisher: Publisher) -> None:
-        await publisher.publish("s.a")
-        await asyncio.to_thread(server.stop)
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + 10
-        while publisher._connection.online.is_set():
-            assert loop.time() < deadline
-            await asyncio.sleep(0.005)
-        waiting = asyncio.create_task(publisher.publish("s.a"))
-        await asyncio.to_thread(server.start)
-        while True:
-            try:
-                assert (await waiting).seq == 2
-                return
-            except NoStreamError:  # the server serves clients before it has its streams
-                assert loop.time() < deadline
-                waiting = asyncio.create_task(publisher.publish("s.a"))
+async def disconnected(publisher: Publisher) -> None:
+    online = publisher._connection.online
+    await wait_until_async(lambda: not online.is_set(), "the connection is lost")
 
+
+async def test_publishing_waits_for_connection(tmp_path: Path) -> None:
     with NatsServer(store=tmp_path) as server:
         create_stream(server.url, "s")
         async with publishing(server.url) as publisher:
-            await work(publisher)
+            await publisher.publish("s.a")
+            await asyncio.to_thread(server.stop)
+            await disconnected(publisher)
+            again = retry(
+                lambda: publisher.publish("s.a"),
+                seconds=10,
+                # The server serves clients before it has its streams.
+                on_error=lambda error: isinstance(error, NoStreamError),
+            )
+            waiting = asyncio.create_task(again)
+            await asyncio.to_thread(server.start)
+            assert (await waiting).seq == 2
 
 
 async def test_connection_late(nats_server: NatsServer) -> None:
@@ -282,11 +279,7 @@ async def test_connection_late(nats_server: NatsServer) -> None:
     async with publishing(nats_server.url, request_timeout=1.0) as publisher:
         await publisher.publish("s.a")
         await asyncio.to_thread(nats_server.stop)
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + 10
-        while publisher._connection.online.is_set():
-            assert loop.time() < deadline
-            await asyncio.sleep(0.005)
+        await disconnected(publisher)
         with pytest.raises(ConnectError, match="within 1 s"):
             await publisher.publish("s.a")
 
@@ -362,3 +355,87 @@ async def test_stream_with_full_buffer_is_retried(tmp_path: Path) -> None:
             results = await asyncio.gather(*sends, return_exceptions=True)
             rejected = [error for error in results if isinstance(error, ApiError)]
             assert {error.err_code for error in rejected} == {10167}
+
+
+async def outcomes(work: Sequence[Awaitable[object]]) -> Counter[type]:
+    results = await asyncio.wait_for(asyncio.gather(*work, return_exceptions=True), 60)
+    return Counter(type(result) for result in results)
+
+
+async def test_connection_closes_while_messages_wait_for_their_turn(
+    nats_server: NatsServer,
+) -> None:
+    async with connect(nats_server.url) as jetstream:
+        bucket = await KeyValue.create_bucket(jetstream, KeyValueConfig("closed"))
+        await bucket.put("first", b"")
+        publisher = jetstream.connection.service(Publisher)
+        nats_server.pause()
+        try:
+            puts = [asyncio.create_task(bucket.put(f"k{i}", b"")) for i in range(3 * IN_FLIGHT)]
+            slots = publisher._in_flight.slots
+            await wait_until_async(slots.locked, "all turns are taken")
+            await jetstream.connection.close()
+            ended = await outcomes(puts)
+        finally:
+            nats_server.resume()
+    assert ended == {AckLostError: IN_FLIGHT, ConnectError: 2 * IN_FLIGHT}
+
+
+async def test_server_is_away_while_messages_wait_for_their_turn(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The callers wait side by side, not each thousand after the one before it."""
+    async with connect(nats_server.url, request_timeout=1.0) as jetstream:
+        connection = jetstream.connection
+        bucket = await KeyValue.create_bucket(jetstream, KeyValueConfig("away"))
+        await bucket.put("first", b"")
+        await asyncio.to_thread(nats_server.kill)
+        await wait_until_async(lambda: not connection.online.is_set(), "the connection is lost")
+        wait, remaining = connection.wait_connected, list[float]()
+
+        async def wait_connected(seconds: float, waited: float = 0.0) -> None:
+            remaining.append(seconds - waited)
+            await wait(seconds, waited)
+
+        monkeypatch.setattr(connection, "wait_connected", wait_connected)
+        puts = [bucket.put(f"k{i}", b"") for i in range(5 * IN_FLIGHT)]
+        assert await outcomes(puts) == {ConnectError: 5 * IN_FLIGHT}
+        assert len(remaining) == 5 * IN_FLIGHT
+        # The time in which they waited for the others counts.
+        assert max(remaining[IN_FLIGHT:]) < 1.0
+
+
+async def test_full_buffer_while_messages_wait_for_their_turn(tmp_path: Path) -> None:
+    """The time in which a message waits for others is not that of its retries (429)."""
+    config = tmp_path / "buffer.conf"
+    config.write_text("jetstream { max_buffered_msgs: 50 }\n")
+    with NatsServer(config=config) as server:
+        async with connect(server.url) as jetstream:
+            bucket = await KeyValue.create_bucket(jetstream, KeyValueConfig("full"))
+            publisher = jetstream.connection.service(Publisher)
+            sent = publisher._in_flight._serial
+            ended = await outcomes([bucket.put(f"k{i % 200}", b"") for i in range(20 * IN_FLIGHT)])
+            assert ended == {int: 20 * IN_FLIGHT}
+            assert publisher._in_flight._serial - sent > 20 * IN_FLIGHT, "none was rejected"
+
+
+async def test_chunks_of_object_while_buffer_is_full(tmp_path: Path) -> None:
+    """The stream rejects chunks and stores those behind: the object has its bytes in order."""
+    config = tmp_path / "buffer.conf"
+    config.write_text("jetstream { max_buffered_msgs: 100 }\n")
+    with NatsServer(config=config) as server:
+        async with connect(server.url) as jetstream:
+            store = await ObjectStore.create(jetstream, "objects")
+            publisher = jetstream.connection.service(Publisher)
+            objects = [b"%d," % number * 100_000 for number in range(6)]
+            await asyncio.gather(
+                *(
+                    store.put(f"o{number}", data, chunk_size=2000)
+                    for number, data in enumerate(objects)
+                )
+            )
+            messages = (await jetstream.stream_info(store.stream)).messages
+            assert messages == sum(len(data) // 2000 for data in objects) + len(objects)
+            assert publisher._in_flight._serial > messages, "no chunk was rejected"
+            for number, data in enumerate(objects):
+                assert await store.get(f"o{number}") == data

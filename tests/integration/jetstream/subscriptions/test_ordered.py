@@ -9,11 +9,10 @@ import pytest
 from nats_stream_source.errors import DataLossError, NextTimeoutError
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.subscriptions.subscribe import ConsumerConfig, subscribe_ordered
-from tests.integration.jetstream.subscriptions.sequences import sequences
 from tests.support.nats.backup import back_up
 from tests.support.nats.buckets import api
 from tests.support.nats.limits import CONSUMER_LIMITS
-from tests.support.nats.subscriptions import connected, consumers_of, fill, make_stream
+from tests.support.nats.subscriptions import connected, consumers_of, fill, make_stream, sequences
 from tests.support.wait import wait_until_async
 
 pytestmark = pytest.mark.servers
