@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.errors import ConnectError, MinLastSequenceError, StreamNotFoundError
+from nats_stream_source.errors import ConnectError, MinLastSequenceError
 from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import ENDLESS, RangeRequest
@@ -24,7 +24,6 @@ from tests.support.nats.buckets import (
     bucket_info,
     consumers,
     create_bucket,
-    delete_bucket,
     put,
     put_many,
 )
@@ -57,19 +56,6 @@ async def rows(batches: AsyncIterator[Deliveries], count: int) -> list[int]:
     while len(found) < count:
         found += (await anext(batches)).stream_seq.tolist()
     return found
-
-
-async def test_message_arrives_at_once(nats_server: NatsServer) -> None:
-    url = nats_server.url
-    create_bucket(url, "b", history=5)
-    put_many(url, "b", ((f"k{i}", b"v") for i in range(10)))
-
-    async with following(url, nats_server) as (_, batches):
-        assert await rows(batches, 10) == list(range(1, 11))
-        for revision in range(11, 14):
-            put(url, "b", "later", b"v")
-            assert await rows(batches, 1) == [revision]
-    assert consumers(url, "b") == []
 
 
 async def test_reach_is_reported_by_empty_batch(
@@ -137,26 +123,6 @@ async def test_last_per_subject_restarts_after_gap(nats_server: NatsServer) -> N
         assert len(proxy.dropped) == 1
 
 
-async def test_rebuild_after_initial_values_has_all_messages(
-    nats_server: NatsServer,
-) -> None:
-    """Behind the initial values every change counts, not only the last of each key."""
-    url = nats_server.url
-    create_bucket(url, "b", history=10)
-    put_many(url, "b", ((f"k{i}", b"v") for i in range(5)))
-
-    async with following(
-        nats_server.url, nats_server, filters=("$KV.b.>",), last_per_subject=True, min_last_seq=5
-    ) as (reader, batches):
-        assert await rows(batches, 5) == [1, 2, 3, 4, 5]
-        nats_server.terminate()
-        nats_server.start()
-        put_many(url, "b", (("k1", b"w") for _ in range(3)))
-        assert await rows(batches, 3) == [6, 7, 8]
-        assert reader.cursor.rebuilds
-    assert consumers(url, "b") == []
-
-
 async def test_reader_paused_holds_bounded_backlog(nats_server: NatsServer) -> None:
     """Flow control makes the server wait; nothing is lost, and no consumer is rebuilt."""
     url = nats_server.url
@@ -195,16 +161,6 @@ async def test_backlog_without_flow_control_is_gap(nats_server: NatsServer) -> N
         await wait_until_async(lambda: inbox.dropped, "the inbox drops messages")
         assert await rows(batches, 1000) == list(range(1, 1001))
         assert Rebuild.GAP in reader.cursor.rebuilds
-
-
-async def test_stream_deleted_meanwhile(nats_server: NatsServer) -> None:
-    create_bucket(nats_server.url, "b")
-
-    async with following(nats_server.url, nats_server) as (_, batches):
-        assert len(await anext(batches)) == 0
-        delete_bucket(nats_server.url, "b")
-        with pytest.raises(StreamNotFoundError):
-            await anext(batches)
 
 
 async def test_restarts_while_idle_do_not_exhaust_attempts(nats_server: NatsServer) -> None:
