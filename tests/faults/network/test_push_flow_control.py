@@ -83,9 +83,7 @@ async def test_flow_control_waits_for_messages_before_it(shared_server: NatsServ
                 assert len(answers) == len(set(answers))
 
 
-async def test_swallowed_flow_control_is_answered_by_heartbeat(
-    shared_server: NatsServer,
-) -> None:
+async def test_swallowed_flow_control_is_answered_by_heartbeat(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url, 1500, 10_000)
     with Proxy(shared_server.port, lambda frame: not is_status(frame, b"FlowControl")) as proxy:
         async with (
@@ -101,9 +99,7 @@ async def test_swallowed_flow_control_is_answered_by_heartbeat(
             assert any(b"Nats-Consumer-Stalled" in frame for frame in proxy.seen)
 
 
-async def test_flow_control_subject_of_other_form_is_answered(
-    shared_server: NatsServer,
-) -> None:
+async def test_flow_control_subject_of_other_form_is_answered(shared_server: NatsServer) -> None:
     """ADR-15, "Flow Control": the subject is not inspected, and the response is empty."""
     stream = make_stream(shared_server.url, 5)
     block = b"NATS/1.0 100 FlowControl Request\r\n\r\n"

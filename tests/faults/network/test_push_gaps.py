@@ -166,9 +166,7 @@ class SilentIntervals:
         return self.heartbeats == 1
 
 
-async def test_heartbeat_alarm_after_three_intervals(
-    shared_server: NatsServer,
-) -> None:
+async def test_heartbeat_alarm_after_three_intervals(shared_server: NatsServer) -> None:
     """ADR-15, "Heartbeats": a push subscription raises, an ordered one rebuilds its consumer."""
     url, port = shared_server.url, shared_server.port
     interval = 1.0

@@ -296,9 +296,7 @@ async def test_account_i_has_no_jetstream_of_its_own() -> None:
                 await jetstream.stream_info("KV_map")
 
 
-async def test_import_without_prefix_competes_with_own_jetstream(
-    tmp_path: Path,
-) -> None:
+async def test_import_without_prefix_competes_with_own_jetstream(tmp_path: Path) -> None:
     """ADR-19 calls it an error; servers accept it.
 
     Both accounts respond to a request, usually the other one first. So a request can find a bucket

@@ -132,9 +132,7 @@ async def test_tapped_and_ordinary_subscriptions_side_by_side(shared_server: Nat
     assert [frames.payload(i) for frames in tapped for i in range(len(frames))] == payloads
 
 
-async def test_inbox_closed_under_load_leaves_other_frames_whole(
-    shared_server: NatsServer,
-) -> None:
+async def test_inbox_closed_under_load_leaves_other_frames_whole(shared_server: NatsServer) -> None:
     """A frame that is cut by the read's end must not reach nats-py's parser in two halves."""
     client, writer = tapped_client(), Client()
     await client.connect(shared_server.url)
@@ -209,9 +207,7 @@ def reads_of(client: Client) -> object:
     return client._transport._io_reader  # type: ignore[attr-defined]
 
 
-async def test_tap_reads_past_stream_reader(
-    shared_server: NatsServer,
-) -> None:
+async def test_tap_reads_past_stream_reader(shared_server: NatsServer) -> None:
     client = tapped_client()
     await client.connect(shared_server.url)
     try:

@@ -19,9 +19,7 @@ from tests.support.nats.streams import stream_state
 pytestmark = pytest.mark.servers
 
 
-async def test_partial_mirror_never_responds_for_stream(
-    shared_server: NatsServer,
-) -> None:
+async def test_partial_mirror_never_responds_for_stream(shared_server: NatsServer) -> None:
     url = shared_server.url
     create_bucket(url, "whole", history=5)
     publish(url, [(f"$KV.whole.{'ab'[n % 2]}.{n % 10}", b"v%d" % n, None) for n in range(100)])

@@ -110,9 +110,7 @@ async def test_sequence_too_high_until_written(
         assert await waiting == expected
 
 
-async def test_missing_message_is_reported_after_sequence(
-    shared_server: NatsServer,
-) -> None:
+async def test_missing_message_is_reported_after_sequence(shared_server: NatsServer) -> None:
     make(shared_server.url, "GONE")
 
     async with direct_get(shared_server.url, "GONE") as get:

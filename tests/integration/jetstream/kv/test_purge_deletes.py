@@ -38,9 +38,7 @@ async def test_purge_deletes(shared_server: NatsServer) -> None:
         assert [entry.value for entry in await kv.history("back")] == [b"", b"3"]
 
 
-async def test_purge_deletes_spares_key_that_is_written_meanwhile(
-    nats_server: NatsServer,
-) -> None:
+async def test_purge_deletes_spares_key_that_is_written_meanwhile(nats_server: NatsServer) -> None:
     create_bucket(nats_server.url, "b", history=5)
     written = []
 

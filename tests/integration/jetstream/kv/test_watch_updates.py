@@ -192,9 +192,7 @@ async def test_bucket_rolled_back_and_grown_again(shared_server: NatsServer, sta
                 await asyncio.wait_for(waiting, 60)
 
 
-async def test_watch_unread_is_bounded_and_complete(
-    nats_server: NatsServer,
-) -> None:
+async def test_watch_unread_is_bounded_and_complete(nats_server: NatsServer) -> None:
     """Flow control stops the server: what waits here stays far below the number of messages."""
     count, size = 20_000, 2000  # 40 MB
     create_bucket(nats_server.url, "b", 64, storage="memory")

@@ -58,9 +58,7 @@ async def rows(batches: AsyncIterator[Deliveries], count: int) -> list[int]:
     return found
 
 
-async def test_reach_is_reported_by_empty_batch(
-    nats_server: NatsServer,
-) -> None:
+async def test_reach_is_reported_by_empty_batch(nats_server: NatsServer) -> None:
     url = nats_server.url
     create_bucket(url, "b")
     put_many(url, "b", [("a", b"1"), ("other", b"2"), ("other", b"3")])
@@ -182,9 +180,7 @@ async def test_restarts_while_idle_do_not_exhaust_attempts(nats_server: NatsServ
         assert await waiting == [1]
 
 
-async def test_readers_survive_connection_closed_by_one(
-    nats_server: NatsServer,
-) -> None:
+async def test_readers_survive_connection_closed_by_one(nats_server: NatsServer) -> None:
     """A shared connection reconnects and is not closed; a paused server does not end readers."""
     url = nats_server.url
     create_bucket(url, "b", history=5)

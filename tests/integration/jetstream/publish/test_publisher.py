@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Sequence
@@ -17,7 +16,6 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import (
     AckLostError,
     AckTimeoutError,
-    ApiError,
     ConfigurationError,
     ConnectError,
     MessageTooLargeError,
@@ -229,9 +227,7 @@ async def test_loop_blocked_loses_nothing(shared_server: NatsServer) -> None:
         assert [(await future).seq for future in futures] == list(range(2, 502))
 
 
-async def test_lost_connection_fails_only_messages_in_flight(
-    nats_server: NatsServer,
-) -> None:
+async def test_lost_connection_fails_only_messages_in_flight(nats_server: NatsServer) -> None:
     create_stream(nats_server.url, "s")
     with Proxy(nats_server.port) as proxy:
         async with publishing(proxy.url) as publisher:
@@ -336,25 +332,6 @@ async def test_denied(tmp_path: Path) -> None:
             for _ in range(2):
                 with pytest.raises(PermissionDeniedError, match="inbox_prefix"):
                     await publisher.publish("s.open")
-
-
-async def test_stream_with_full_buffer_is_retried(tmp_path: Path) -> None:
-    """The stream rejects messages of several connections (429) until it has stored others."""
-    config = tmp_path / "buffer.conf"
-    config.write_text("jetstream { max_buffered_msgs: 50 }\n")
-    with NatsServer(config=config) as server:
-        create_stream(server.url, "S")
-        async with contextlib.AsyncExitStack() as stack:
-            publishers = []
-            for _ in range(4):
-                publishers.append(await stack.enter_async_context(publishing(server.url)))
-            work = [p.publish(f"S.{i}") for i in range(300) for p in publishers]
-            acks = await asyncio.gather(*work)
-            assert sorted(ack.seq for ack in acks) == list(range(1, 1201))
-            sends = [await p.send(f"S.{i}") for i in range(300) for p in publishers]
-            results = await asyncio.gather(*sends, return_exceptions=True)
-            rejected = [error for error in results if isinstance(error, ApiError)]
-            assert {error.err_code for error in rejected} == {10167}
 
 
 async def outcomes(work: Sequence[Awaitable[object]]) -> Counter[type]:

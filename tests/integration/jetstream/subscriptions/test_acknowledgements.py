@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import AckError, ConnectError
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.subscriptions.subscribe import (
@@ -17,7 +15,7 @@ from nats_stream_source.jetstream.subscriptions.subscribe import (
     subscribe_ordered,
     subscribe_pull,
 )
-from tests.support.nats.buckets import flushed, publish, server_version
+from tests.support.nats.buckets import flushed, publish
 from tests.support.nats.subscriptions import connected, consumer_info, make_stream
 from tests.support.wait import wait_until_async
 
@@ -151,26 +149,3 @@ async def test_metadata_and_headers(url: str, jetstream: JetStream) -> None:
             assert (of, consumer) == (stream, metadata.consumer)
             time = metadata.timestamp_ns
             assert list(map(int, numbers)) == [1, 1, 1, time, 0]
-
-
-async def test_reply_subject_without_domain_has_underscore(tmp_path: Path) -> None:
-    """The form of 11 tokens. Servers do not refuse ``_`` as the name of a domain."""
-    with NatsServer() as probe:
-        if server_version(probe.url) < (2, 14):
-            pytest.skip("servers before 2.14 send no such reply subjects")
-    for number, domain in enumerate(("", "domain: _", "domain: hub")):
-        config = tmp_path / f"{number}.conf"
-        flags = "feature_flags { js_ack_fc_v2: true }"
-        config.write_text(f"jetstream {{ {domain} }}\n{flags}\n")
-        with NatsServer(config=config) as server:
-            stream = make_stream(server.url, 1)
-            async with (
-                connected(server.url) as jetstream,
-                await subscribe(jetstream, stream=stream) as subscription,
-            ):
-                message = await subscription.next(15)
-                tokens = message.reply.split(".")
-                assert len(tokens) >= 11
-                expected = "hub" if "hub" in domain else None
-                assert (tokens[2], message.metadata.domain) == (expected or "_", expected)
-                await message.ack_sync()

@@ -16,7 +16,6 @@ from nats_stream_source.errors import (
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.subscriptions.subscribe import (
     ConsumerConfig,
-    find_stream,
     subscribe,
     subscribe_pull,
 )
@@ -31,15 +30,6 @@ from tests.support.nats.subscriptions import (
 from tests.support.proxy.fault_proxy import Proxy
 
 pytestmark = pytest.mark.servers
-
-
-async def test_stream_is_found_by_subject(url: str, jetstream: JetStream) -> None:
-    stream = make_stream(url, 3)
-
-    assert await find_stream(jetstream, f"{stream}.k1") == stream
-    async with await subscribe(jetstream, f"{stream}.k1") as subscription:
-        assert subscription.info.stream == stream
-        assert await sequences(subscription, 1) == [2]
 
 
 async def test_subscription_requests(shared_server: NatsServer) -> None:
@@ -98,14 +88,6 @@ async def test_stream_missing_or_ambiguous_is_error(url: str, jetstream: JetStre
         await subscribe(jetstream)
     with pytest.raises(StreamNotFoundError):
         await subscribe(jetstream, stream="MISSING")
-
-
-async def test_stream_without_subject_is_read_whole(url: str, jetstream: JetStream) -> None:
-    stream = make_stream(url, 20)
-
-    async with await subscribe(jetstream, stream=stream) as subscription:
-        assert await sequences(subscription, 20) == list(range(1, 21))
-        assert "filter_subject" not in subscription.info.config
 
 
 async def test_mistake_is_found_before_sending(shared_server: NatsServer) -> None:

@@ -206,10 +206,7 @@ async def race(
     return outcome, racers
 
 
-async def test_creators_concurrent_report_duplicate(
-    url: str,
-    jetstream: JetStream,
-) -> None:
+async def test_creators_concurrent_report_duplicate(url: str, jetstream: JetStream) -> None:
     stream = make_stream(url, 3)
 
     outcome, _ = await race(jetstream, stream=stream)
@@ -221,10 +218,7 @@ async def test_creators_concurrent_report_duplicate(
     await winner.unsubscribe()
 
 
-async def test_creator_without_interest_is_duplicate(
-    url: str,
-    jetstream: JetStream,
-) -> None:
+async def test_creator_without_interest_is_duplicate(url: str, jetstream: JetStream) -> None:
     stream = make_stream(url)
 
     class Late(JetStream):
@@ -237,10 +231,7 @@ async def test_creator_without_interest_is_duplicate(
     assert consumers_of(url, stream) == ["d"]
 
 
-async def test_creators_concurrent_in_queue_group_join(
-    url: str,
-    jetstream: JetStream,
-) -> None:
+async def test_creators_concurrent_in_queue_group_join(url: str, jetstream: JetStream) -> None:
     stream = make_stream(url)
 
     outcome, _ = await race(jetstream, stream=stream, queue="q")
@@ -278,20 +269,3 @@ async def test_creators_concurrent_of_pull_consumer_own_it_once(
     assert len(await one.fetch(2)) == len(await two.fetch(2)) == 2
     await (two if one.consumer.created else one).unsubscribe()
     assert consumers_of(url, stream) == ["d"]
-
-
-async def test_deliver_subject_of_unused_consumer_changes(
-    url: str,
-    jetstream: JetStream,
-) -> None:
-    """Why the inbox is subscribed to before the consumer is created."""
-    stream = make_stream(url, 1)
-
-    def deliver_subject(wanted: str) -> str:
-        made = make_consumer(url, stream, "d", deliver_subject=wanted)
-        return str(made["config"]["deliver_subject"])
-
-    assert [deliver_subject("one"), deliver_subject("two")] == ["one", "two"]
-    async with await subscribe(jetstream, stream=stream, bind="d"):
-        with pytest.raises(RuntimeError, match="10013"):
-            deliver_subject("three")

@@ -46,10 +46,7 @@ async def test_ordered_subscription_start_positions(
     assert consumers_of(url, stream) == []
 
 
-async def test_ordered_subscription_start_time(
-    url: str,
-    jetstream: JetStream,
-) -> None:
+async def test_ordered_subscription_start_time(url: str, jetstream: JetStream) -> None:
     stream = make_stream(url, 5)
 
     third = await jetstream.message(stream, seq=3)
@@ -59,10 +56,7 @@ async def test_ordered_subscription_start_time(
         assert await sequences(found, 3) == [3, 4, 5]
 
 
-async def test_ordered_subscription_survives_lost_consumer(
-    url: str,
-    jetstream: JetStream,
-) -> None:
+async def test_ordered_subscription_survives_lost_consumer(url: str, jetstream: JetStream) -> None:
     stream = make_stream(url, 10)
 
     config = ConsumerConfig(idle_heartbeat=0.1)

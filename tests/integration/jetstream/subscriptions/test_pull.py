@@ -145,15 +145,6 @@ async def test_consumer_deleted_while_requested(url: str, jetstream: JetStream) 
     await pull.unsubscribe()
 
 
-async def test_push_consumer_cannot_be_pulled(url: str, jetstream: JetStream) -> None:
-    stream = make_stream(url)
-
-    async with await subscribe_pull(jetstream, stream=stream, bind="later") as pull:
-        make_consumer(url, stream, "later", deliver_subject=f"to.{stream}")
-        with pytest.raises((ConflictStatusError, NoRespondersStatusError)):
-            await pull.fetch(1, 1)
-
-
 async def test_cancelled_caller_returns_messages(url: str, jetstream: JetStream) -> None:
     stream = make_stream(url, 5)
 
@@ -296,9 +287,7 @@ async def test_lost_connection_does_not_end_iteration(shared_server: NatsServer)
             assert (await waiting).metadata.stream_seq == 4
 
 
-async def test_request_refused_is_retried_later(
-    url: str,
-) -> None:
+async def test_request_refused_is_retried_later(url: str) -> None:
     stream = make_stream(url)
     make_consumer(url, stream, "d")
 
@@ -352,10 +341,7 @@ async def test_fetch_arguments_invalid(
         assert len(jetstream.connection.client._subs) == before
 
 
-async def test_subscriptions_and_fetch_share_connection(
-    url: str,
-    jetstream: JetStream,
-) -> None:
+async def test_subscriptions_and_fetch_share_connection(url: str, jetstream: JetStream) -> None:
     stream = make_stream(url, 300)
 
     async with (

@@ -65,10 +65,7 @@ async def test_slow_caller_error_names_dropped_count(url: str, jetstream: JetStr
             [await subscription.next(15) for _ in range(1000)]
 
 
-async def test_flow_control_pauses_server_for_slow_caller(
-    url: str,
-    jetstream: JetStream,
-) -> None:
+async def test_flow_control_pauses_server_for_slow_caller(url: str, jetstream: JetStream) -> None:
     stream = make_stream(url, 6000, 10_000)
 
     config = ConsumerConfig(ack_policy="none", flow_control=True, idle_heartbeat=5.0)

@@ -179,25 +179,6 @@ async def test_callback_exception_is_reported(
     assert consumers_of(url, published) == []
 
 
-async def test_subscription_context_cancelled_deletes_consumer(
-    url: str, jetstream: JetStream, published: str
-) -> None:
-    inside = asyncio.Event()
-
-    async def reader() -> None:
-        async with await subscribe(jetstream, stream=published) as subscription:
-            async for message in subscription:
-                if message.metadata.pending == 0:
-                    inside.set()
-
-    task = asyncio.create_task(reader())
-    await inside.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert consumers_of(url, published) == []
-
-
 async def test_unsubscribe_ends_waiting_reads(url: str, jetstream: JetStream) -> None:
     stream = make_stream(url)
 
