@@ -23,13 +23,11 @@ import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
-from benchmarks.support.delta_merge import create, merge_rows, rows
+from benchmarks.support.delta_merge import create, driver_engine, merge_rows, rows
 from benchmarks.support.machine import in_process
 from benchmarks.support.output import finish, parsed
 from nats_stream_source.delta import Upkeep
-from nats_stream_source.delta.driver.engine import opened_table
 from nats_stream_source.delta.driver.objects import TableObjects
-from nats_stream_source.delta.limits import IndexLimit
 
 CASES = ("100000:350:2000", "1000000:5000:300", "10000000:5000:200")
 
@@ -55,9 +53,9 @@ def _case(keys: int, count: int, commits: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         path = f"{scratch}/table"
         create(path, keys)
-        opened, upkeep = opened_table(path, path), Upkeep()
+        engine, upkeep = driver_engine(path), Upkeep()
         began = time.perf_counter()
-        state = opened.open(None, IndexLimit())
+        state = engine.table.indexed()
         built = time.perf_counter() - began
         written, chance = _Written(), np.random.default_rng(1)
         seconds, changed, most, revision = [], 0, 0, keys + 1
@@ -69,11 +67,11 @@ def _case(keys: int, count: int, commits: int) -> dict[str, Any]:
             batch = batch.set_column(5, "operation", pa.array(deletes))
             revision += count
             began = time.perf_counter()
-            merge_rows(opened, batch, upkeep)
+            merge_rows(engine, batch, upkeep)
             seconds.append(1000 * (time.perf_counter() - began))
             changed += batch.nbytes
             most = max(most, len(state.files))
-        opened.upkeep.wait()
+        engine.wait()
         memory = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         began = time.perf_counter()
         target = DeltaTable(path)

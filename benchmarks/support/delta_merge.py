@@ -17,9 +17,8 @@ from deltalake import WriterProperties, write_deltalake
 from benchmarks.support.machine import in_process
 from benchmarks.support.spark_session import spark_session
 from nats_stream_source.delta import Upkeep, configure, merge_changes
-from nats_stream_source.delta.driver.engine import DriverEngine, opened_table
-from nats_stream_source.delta.driver.table import OpenedTable
-from nats_stream_source.delta.limits import IndexLimit
+from nats_stream_source.delta.driver.engine import DriverEngine
+from nats_stream_source.delta.driver.storage import TableStorage
 from nats_stream_source.delta.rules.events import EventBatch, EventShape, EventTable
 from nats_stream_source.delta.rules.layout import Layout
 
@@ -60,13 +59,15 @@ def rows(numbers: np.ndarray, revision: int) -> pa.Table:
     )
 
 
-def merge_rows(
-    opened: OpenedTable, batch: pa.Table, upkeep: Upkeep, *, vectors: bool = True
-) -> None:
+def driver_engine(path: str, *, vectors: bool = True) -> DriverEngine:
+    """The engine of a query without Spark."""
+    return DriverEngine(TableStorage(path, path), vectors)
+
+
+def merge_rows(engine: DriverEngine, batch: pa.Table, upkeep: Upkeep) -> None:
     """Merge rows of :func:`rows` without Spark, into a table that is created if need be."""
     layout = Layout.of_entries(batch.schema.names, "remove")
     shape = EventShape(batch.schema, layout, computed=True)
-    engine = DriverEngine(opened, vectors, IndexLimit())
     engine.merge(EventBatch(shape, EventTable(batch)), upkeep)
 
 
@@ -74,7 +75,7 @@ def create(path: str, keys: int, arguments: Mapping[str, Any] = ENGINES["driver"
     """Create a table of so many keys; ``arguments`` are those of its engine."""
     if arguments["engine"] != "spark":
         vectors = arguments.get("deletion_vectors", True)
-        merge_rows(opened_table(path, path), rows(np.arange(0), 1), Upkeep(), vectors=vectors)
+        merge_rows(driver_engine(path, vectors=vectors), rows(np.arange(0), 1), Upkeep())
     parts = (
         batch
         for start in range(0, keys, _CHUNK)

@@ -26,16 +26,3 @@ class AutoLimits:
             raise ConfigurationError(
                 f"invalid argument: index_bytes is {value!r}, expected an integer from 1, or None"
             )
-
-
-@dataclass(frozen=True, slots=True)
-class IndexLimit:
-    """The limit of the index of one table.
-
-    Attributes:
-        bytes: None for no limit.
-        enforced: whether an index beyond the limit is refused; else a warning is logged.
-    """
-
-    bytes: int | None = None
-    enforced: bool = False

@@ -7,19 +7,14 @@ always has the events of every writer.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping
 from dataclasses import replace
 
 import pyarrow as pa
-from deltalake import DeltaTable
 
-from nats_stream_source.delta.driver.log import DeltaLog
-from nats_stream_source.delta.driver.objects import UnsupportedStoreError
+from nats_stream_source.delta.driver.log import LogState
 from nats_stream_source.delta.driver.position import PositionLog
 from nats_stream_source.delta.driver.storage import TableStorage, schema_of
-from nats_stream_source.delta.driver.table import DriverTable, OpenedTable
-from nats_stream_source.delta.limits import IndexLimit
+from nats_stream_source.delta.driver.table import DriverTable
 from nats_stream_source.delta.merge_result import MergeResult, newest_created
 from nats_stream_source.delta.refused import (
     DELETION_VECTORS,
@@ -34,61 +29,59 @@ from nats_stream_source.delta.rules.layout import Layout
 from nats_stream_source.delta.rules.reading import Reader, RowChanges
 from nats_stream_source.delta.tables import Engine, EngineRefusedError, FoundTables
 from nats_stream_source.delta.upkeep import Upkeep
-from nats_stream_source.errors import ConfigurationError, TableError
+from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.logs import field_logger
 
 _log = field_logger(__name__)
 
 
-def opened_table(
-    name: str, uri: str, storage_options: Mapping[str, str] | None = None
-) -> OpenedTable:
-    """What a query keeps of its table from batch to batch; nothing is opened yet.
-
-    Args:
-        name: path or URI as the user gave it, for errors.
-        uri: path or URI for delta-rs.
-        storage_options: options of delta-rs for the object store.
-    """
-    return OpenedTable(TableStorage(name, uri, storage_options))
-
-
 class DriverEngine(Engine[DriverTable]):
-    """See :class:`nats_stream_source.delta.tables.Engine`.
+    """See :class:`nats_stream_source.delta.tables.Engine`. A query keeps it from batch to batch.
 
     Args:
-        opened: see :func:`opened_table`.
+        storage: of the table.
         deletion_vectors: see :func:`nats_stream_source.delta.merge`.
-        limit: of the index.
+        limit: of the index in bytes; None for no limit.
         position: adds the position of a follower to each commit of the table.
+
+    Attributes:
+        table: the table, which exists if it is open.
     """
 
     def __init__(
         self,
-        opened: OpenedTable,
-        deletion_vectors: bool | None,
-        limit: IndexLimit,
+        storage: TableStorage,
+        deletion_vectors: bool | None = None,
+        limit: int | None = None,
         position: PositionLog | None = None,
     ) -> None:
-        super().__init__(opened.storage.name)
+        super().__init__(storage.name)
         self._position = position
-        self._opened = opened
-        self._storage = opened.storage
+        self._storage = storage
         self._deletion_vectors = deletion_vectors
         self._limit = limit
+        self._beside: DriverEngine | None = None
+        self.table = DriverTable(storage, limit)
 
     def find(self) -> DriverTable | None:
         """See :class:`nats_stream_source.delta.tables.Engine`."""
-        if self._opened.snapshot is not None:
-            return DriverTable(self._opened, None, self._limit)
-        _require_supported(self._storage.unsupported_store())
-        target = self._open()
-        return None if target is None else self._table(target)
+        if self.table.snapshot is None:
+            state = self._storage.named("open", self._storage.read)
+            if state is None:
+                return None
+            self._open(state)
+        return self.table
+
+    def wait(self) -> None:
+        """Wait for upkeep that still runs, of the table and its state table."""
+        self.table.upkeep.wait()
+        if self._beside is not None:
+            self._beside.wait()
 
     def _merge(self, found: FoundTables[DriverTable], upkeep: Upkeep | None) -> MergeResult:
         for one in (found.table, found.state):
             if one is not None:
-                one.open()  # refused before anything is written if the index exceeds its limit
+                one.build()  # refused before anything is written if the index exceeds its limit
         result: MergeResult | None = None
         tables: tuple[DriverTable, DriverTable | None] | None = None
         for rows in found.source.parts(found.shape):
@@ -102,40 +95,36 @@ class DriverEngine(Engine[DriverTable]):
         return result
 
     def _state(self) -> DriverEngine:
-        return DriverEngine(self._opened.state(), self._deletion_vectors, self._limit)
+        if self._beside is None:
+            beside = self._storage.state()
+            self._beside = DriverEngine(beside, self._deletion_vectors, self._limit)
+        return self._beside
 
     def _create(self, schema: pa.Schema, layout: Layout, upkeep: Upkeep | None) -> DriverTable:
         _require_supported(column_problem(schema, ()))
         vectors = self._deletion_vectors is not False
         properties = {**layout.properties, **(upkeep.table_properties(vectors) if upkeep else {})}
-        target = self._storage.create(schema, properties, vectors=vectors)
+        storage = self._storage
+        storage.named("create", lambda: storage.create(schema, properties, vectors=vectors))
         if vectors:
             _log.info(
                 "created the table with deletion vectors, which its readers must support",
                 table=self._name,
             )
-        return self._table(target)
+        self._open(storage.named("open", storage.read_existing))
+        return self.table
 
-    def _open(self) -> DeltaTable | None:
-        try:
-            return self._storage.open()
-        except TableError as error:
-            # delta-rs does not name the entry of the log that it cannot read.
-            damaged = None
-            with contextlib.suppress(OSError, UnsupportedStoreError):
-                damaged = DeltaLog(self._storage.objects()).damaged_entry()
-            raise (TableError(f"{error} ({damaged} is damaged)") if damaged else error) from error
-
-    def _table(self, target: DeltaTable) -> DriverTable:
-        protocol, metadata = target.protocol(), target.metadata()
-        features = {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
-        features |= implied_features(protocol.min_writer_version)
+    def _open(self, state: LogState) -> None:
+        """Open the table, unless the driver refuses it."""
+        protocol, properties = state.protocol, state.metadata["configuration"]
+        features = {*protocol.get("readerFeatures", ()), *protocol.get("writerFeatures", ())}
+        features |= implied_features(protocol["minWriterVersion"])
         _require_supported(
-            feature_problem(features, metadata.configuration)
-            or column_problem(schema_of(target), metadata.partition_columns)
-            or path_outside(pa.table(target.get_add_actions(flatten=True))["path"].to_pylist())
+            feature_problem(features, properties)
+            or column_problem(schema_of(state), state.metadata["partitionColumns"])
+            or path_outside(add["path"] for add in state.files.values())
         )
-        vectors = metadata.configuration.get(DELETION_VECTORS) == "true"
+        vectors = properties.get(DELETION_VECTORS) == "true"
         if self._deletion_vectors is not None and self._deletion_vectors != vectors:
             has, action = ("has", "") if vectors else ("does not have", "set the property, or ")
             raise ConfigurationError(
@@ -143,7 +132,7 @@ class DriverEngine(Engine[DriverTable]):
                 f"{self._deletion_vectors}: the table {has} the property {DELETION_VECTORS}; "
                 f"{action}remove the argument, which is for new tables"
             )
-        return DriverTable(self._opened, target, self._limit)
+        self._storage.named("open", lambda: self.table.open(state))
 
 
 def _merged(

@@ -1,4 +1,4 @@
-"""The log of a Delta table: the live data files of a version, and new commits.
+"""The log of a Delta table: the state of its newest version, and new commits.
 
 delta-rs reads tables with deletion vectors, but its actions neither show nor take a vector.
 Therefore this module reads the log's checkpoint (Parquet) and commits (JSON), and puts a commit as
@@ -16,8 +16,8 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -37,9 +37,11 @@ FileId = tuple[str, str | None]
 _LOG = "_delta_log"
 _CHECKPOINT = re.compile(r"_delta_log/(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet")
 _COMMIT = re.compile(r"_delta_log/(\d{20})\.json")
-_ADD_FIELDS = ("path", "partitionValues", "size", "modificationTime", "stats", "tags")
-_CHECKPOINT_COLUMNS = ["add", "remove", "txn"]
-_MAPS = ("partitionValues", "tags")
+_ADD_FIELDS = ("path", "partitionValues", "size", "stats", "tags", "deletionVector")
+_CHECKPOINT_COLUMNS = [
+    *(f"add.{name}" for name in _ADD_FIELDS),
+    *("remove", "txn", "metaData", "protocol"),
+]
 
 
 class VersionExistsError(Exception):
@@ -58,41 +60,75 @@ class Commit:
     actions: Sequence[Action]
 
 
+@dataclass(slots=True)
+class LogState:
+    """What the actions of the log up to a version make together.
+
+    Attributes:
+        version: the last one; -1 without any.
+        files: the ``add`` of each live file.
+        removed: the ``remove`` of each file that the log still names.
+        transactions: the ``version`` of each ``txn``, by its id.
+        metadata: the last ``metaData``.
+        protocol: the last ``protocol``.
+    """
+
+    version: int = -1
+    files: dict[FileId, Action] = field(default_factory=dict)
+    removed: list[Action] = field(default_factory=list)
+    transactions: dict[str, int] = field(default_factory=dict)
+    metadata: Action = field(default_factory=dict)
+    protocol: Action = field(default_factory=dict)
+
+    def apply(self, commit: Commit) -> None:
+        """Add the actions of a version."""
+        self.version = commit.version
+        for action in commit.actions:
+            for kind, value in action.items():
+                if kind == "add":
+                    self.files[file_id(value)] = value
+                elif kind == "remove":
+                    self.files.pop(file_id(value), None)
+                    self.removed.append(value)
+                elif kind == "txn":
+                    self.transactions[value["appId"]] = int(value["version"])
+                elif kind == "metaData":
+                    self.metadata = value
+                elif kind == "protocol":
+                    self.protocol = value
+
+
 class DeltaLog:
     """The log of a table."""
 
     def __init__(self, objects: TableObjects) -> None:
         self._objects = objects
 
-    def files(self, version: int) -> Mapping[FileId, Action]:
-        """The ``add`` of each live file of a version that exists.
+    def newest(self) -> LogState | None:
+        """The newest version; None if there is no log.
+
+        ``_last_checkpoint`` is not read: it is a hint only, which can be stale, empty or cut.
 
         Raises:
             DamagedLogError: a file of the log is missing or cannot be read.
         """
-        start, checkpoint = self._checkpoint(version)
-        return _live_files(checkpoint, self._commits(start, version))
-
-    def files_since(self, version: int, since: int) -> list[Action]:
-        """The actions with the files of each version since a time in milliseconds.
-
-        They are ``add`` of the live files, and ``remove`` of those that were removed since.
-        """
-        start, checkpoint = self._checkpoint(version)
-        commits = list(self._commits(start, version))
-        removed = _rows(checkpoint, "remove")
-        removed += [a["remove"] for commit in commits for a in commit.actions if "remove" in a]
-        late = [action for action in removed if (action.get("deletionTimestamp") or 0) >= since]
-        return [*_live_files(checkpoint, commits).values(), *late]
-
-    def transactions(self, version: int) -> Mapping[str, int]:
-        """The ``version`` of each ``txn`` action of a version of the table, by its id."""
-        start, checkpoint = self._checkpoint(version)
-        found = {row["appId"]: row["version"] for row in _rows(checkpoint, "txn")}
-        for commit in self._commits(start, version):
-            named = [action["txn"] for action in commit.actions if "txn" in action]
-            found |= {one["appId"]: one["version"] for one in named}
-        return found
+        entries, checkpoints = [-1], dict[tuple[int, int], list[str]]()
+        for path, _ in self._objects.list(_LOG):
+            if match := _COMMIT.fullmatch(path):
+                entries.append(int(match[1]))
+            elif match := _CHECKPOINT.fullmatch(path):
+                checkpoints.setdefault((int(match[1]), int(match[3] or 1)), []).append(path)
+        complete = [key for key, paths in checkpoints.items() if len(paths) == key[1]]
+        state = LogState()
+        if complete:
+            version, parts = max(complete)
+            for path in sorted(checkpoints[version, parts]):
+                state.apply(Commit(version, list(self._checkpoint(path))))
+        for commit in self.commits_after(state.version):
+            state.apply(commit)
+        if state.version < max(entries):
+            raise DamagedLogError(f"{_commit_path(state.version + 1)} is missing")
+        return state if state.version >= 0 else None
 
     def commits_after(self, version: int) -> list[Commit]:
         """The commits that follow a version; one request if there are none."""
@@ -159,62 +195,18 @@ class DeltaLog:
                 raise
             raise VersionExistsError(f"version {version} exists") from None
 
-    def damaged_entry(self) -> str | None:
-        """The path of an entry that is not JSON; None if all can be read."""
-        for path, _ in self._objects.list(_LOG):
-            if match := _COMMIT.fullmatch(path):
-                try:
-                    self.commit(int(match[1]))
-                except DamagedLogError:
-                    return path
-        return None
-
-    def _commits(self, after: int, version: int) -> Iterable[Commit]:
-        for number in range(after + 1, version + 1):
-            commit = self.commit(number)
-            if commit is None:
-                raise DamagedLogError(f"{_commit_path(number)} is missing")
-            yield commit
-
-    def _checkpoint(self, version: int) -> tuple[int, list[pa.Table]]:
-        """The version of the newest checkpoint up to ``version`` and its parts; -1 if none."""
-        number, parts = self._find_checkpoint(version)
-        tables = []
-        for path in parts:
-            try:
-                content = self._objects.get(path)
-                tables.append(pq.read_table(pa.BufferReader(content), columns=_CHECKPOINT_COLUMNS))
-            except FileNotFoundError as error:
-                raise DamagedLogError(f"{path} is missing") from error
-            except pa.ArrowInvalid as error:
-                raise DamagedLogError(f"{path} is damaged") from error
-        return number, tables
-
-    def _find_checkpoint(self, version: int) -> tuple[int, list[str]]:
-        """The newest complete checkpoint up to ``version``.
-
-        ``_last_checkpoint`` is a hint only, which can be stale, empty or cut.
-        """
-        found: dict[tuple[int, int], list[str]] = {}
-        for path, _ in self._objects.list(_LOG):
-            if (match := _CHECKPOINT.fullmatch(path)) and int(match[1]) <= version:
-                found.setdefault((int(match[1]), int(match[3] or 1)), []).append(path)
-        complete = [key for key, paths in found.items() if len(paths) == key[1]]
-        if not complete:
-            if not self.identities([0]):
-                raise DamagedLogError(f"{_commit_path(0)} and a checkpoint are missing")
-            return -1, []
-        newest = max(complete)
-        return newest[0], sorted(found[newest])
-
-
-def apply(files: dict[FileId, Action], actions: Iterable[Action]) -> None:
-    """Apply a commit's actions to the live files."""
-    for action in actions:
-        if "remove" in action:
-            files.pop(file_id(action["remove"]), None)
-        elif "add" in action:
-            files[file_id(action["add"])] = action["add"]
+    def _checkpoint(self, path: str) -> Iterator[Action]:
+        """The actions of a part of a checkpoint."""
+        try:
+            file = pq.ParquetFile(pa.BufferReader(self._objects.get(path)))
+            table = file.read(columns=_CHECKPOINT_COLUMNS)
+        except FileNotFoundError as error:
+            raise DamagedLogError(f"{path} is missing") from error
+        except pa.ArrowInvalid as error:
+            raise DamagedLogError(f"{path} is damaged") from error
+        for kind in table.column_names:  # a checkpoint can lack a column without a value
+            for row in table[kind].drop_null().to_pylist(maps_as_pydicts="strict"):
+                yield {kind: _given(row)}
 
 
 def file_id(action: Action) -> FileId:
@@ -265,6 +257,15 @@ def stored_rows(add: Action) -> int | None:
     return None if records is None else int(records)
 
 
+def _given(row: Action) -> Action:
+    """The fields of an action that have a value, as an entry of the log has them."""
+    return {
+        name: _given(value) if name == "deletionVector" else value
+        for name, value in row.items()
+        if value is not None
+    }
+
+
 def now_ms() -> int:
     """The time in milliseconds since 1970."""
     return time.time_ns() // 1_000_000
@@ -273,31 +274,6 @@ def now_ms() -> int:
 def _transaction(commit: Commit) -> str | None:
     infos = (action["commitInfo"] for action in commit.actions if "commitInfo" in action)
     return next((info.get("txnId") for info in infos), None)
-
-
-def _live_files(
-    checkpoint: Iterable[pa.Table], commits: Iterable[Commit]
-) -> Mapping[FileId, Action]:
-    files = {}
-    for add in _rows(checkpoint, "add"):
-        action = {name: add[name] for name in _ADD_FIELDS if add.get(name) is not None}
-        # A map of Parquet is a list of pairs, and the log's entries have JSON objects.
-        action |= {name: dict(action[name]) for name in _MAPS if name in action}
-        if (vector := add.get("deletionVector")) is not None:
-            action["deletionVector"] = {k: v for k, v in vector.items() if v is not None}
-        files[file_id(action)] = action
-    for commit in commits:
-        apply(files, commit.actions)
-    return files
-
-
-def _rows(checkpoint: Iterable[pa.Table], action: str) -> list[Action]:
-    return [
-        row
-        for table in checkpoint
-        if action in table.column_names  # a checkpoint can lack a column without a value
-        for row in table[action].drop_null().to_pylist()
-    ]
 
 
 def _commit_path(version: int) -> str:

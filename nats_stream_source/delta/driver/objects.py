@@ -26,6 +26,7 @@ from obstore.store import ObjectStore as Store
 
 from nats_stream_source.delta.conflicts import first_line
 from nats_stream_source.delta.refused import REFUSED, STORE, reason
+from nats_stream_source.delta.tables import EngineRefusedError
 from nats_stream_source.errors import ConfigurationError
 
 # delta-rs takes all options in one mapping; obstore has one for the store, one for the HTTP client
@@ -105,11 +106,16 @@ class TableObjects:
             create: create the directory on a local disk if it does not exist.
 
         Raises:
-            UnsupportedStoreError: see :func:`unsupported_store`.
+            EngineRefusedError: the store or an option is unknown, or an option asks for commits of
+                delta-rs's own kind.
+            FileNotFoundError: there is no such directory on the local disk.
         """
         path = _local_path(uri)
         if path is not None:
-            return cls(LocalStore(path, mkdir=create))
+            if not create and not os.path.isdir(path):
+                raise FileNotFoundError(path)
+            with _failures(path):
+                return cls(LocalStore(path, mkdir=create))
         options = options or {}
         return cls(_remote(uri, options), "/".join(uri.split("/")[:3]), frozenset(options.items()))
 
@@ -207,23 +213,6 @@ class TableObjects:
             )
 
 
-class UnsupportedStoreError(Exception):
-    """This module cannot commit in a store."""
-
-
-def unsupported_store(uri: str, options: Mapping[str, str] | None) -> str | None:
-    """Why this module cannot commit in a store; None if it can.
-
-    The store or an option is unknown, or an option asks for commits of delta-rs's own kind.
-    """
-    try:
-        if _local_path(uri) is None:
-            _remote(uri, options or {})
-    except UnsupportedStoreError as error:
-        return str(error)
-    return None
-
-
 def _local_path(uri: str) -> str | None:
     scheme = _SCHEME.match(uri)
     if scheme and scheme[1].lower() == "file":
@@ -238,7 +227,7 @@ def _remote(uri: str, options: Mapping[str, str]) -> Store:
     try:
         return from_url(uri, **arguments)
     except (BaseError, ValueError) as error:
-        raise UnsupportedStoreError(first_line(error)) from error
+        raise EngineRefusedError(first_line(error)) from error
 
 
 def _split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str], dict[str, Any]]:
@@ -250,7 +239,7 @@ def _split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str], 
         lower = name.lower()
         short = next((lower.removeprefix(p) for p in _PREFIXES if lower.startswith(p)), lower)
         if lower in _REFUSED:
-            raise UnsupportedStoreError(reason(STORE, lower, name))
+            raise EngineRefusedError(reason(STORE, lower, name))
         if short in _CLIENT:
             client[short] = value
         elif lower == "max_retries":

@@ -85,7 +85,7 @@ class PositionLog:
         self.reads_initial_values = False
 
     def read(self, table: Snapshot) -> None:
-        """Set ``stored`` from the newest version of a table.
+        """Set ``stored`` from a table that was just opened.
 
         Raises:
             ConfigurationError: the table has a position of another query of the stream, or does not
@@ -93,10 +93,9 @@ class PositionLog:
         """
         _require_kept(table)
         self._version, self._table_id, self.stored = table.version, table.table_id, None
-        transactions = table.log.transactions(table.version)
-        self.known = self._ids[0] in transactions
+        self.known = self._ids[0] in table.transactions
         if not self.known:
-            if any(one.startswith(self._stream) for one in transactions):
+            if any(one.startswith(self._stream) for one in table.transactions):
                 raise ConfigurationError(
                     f"could not follow into table {table.name!r}: it has the position of a "
                     f"follower with other keys, codecs or history; use these, or name a new table"

@@ -1,8 +1,9 @@
 """One version of a table in the driver's memory: its live files, and the row of each key.
 
-:class:`Snapshot` is built from the log and the key and order columns of the data files, so a
-restart needs only the table. It changes with each own commit, and :meth:`Snapshot.refresh` applies
-the commits of other writers: files that were added, removed or got another vector change the index.
+:class:`Snapshot` is built from the log, and its index from the key and order columns of the data
+files, so a restart needs only the table. It changes with each own commit, and
+:meth:`Snapshot.refresh` applies the commits of other writers: files that were added, removed or got
+another vector change the index.
 Another schema, protocol or set of properties, and a table that was deleted and created again, raise
 :class:`TableChangedError`, and the table must be opened again.
 
@@ -21,7 +22,6 @@ from contextlib import contextmanager
 
 import numpy as np
 import pyarrow as pa
-from deltalake import DeltaTable
 from pyroaring import BitMap64
 
 from nats_stream_source.delta.driver.data_files import (
@@ -37,17 +37,15 @@ from nats_stream_source.delta.driver.log import (
     Action,
     Commit,
     DeltaLog,
-    apply,
+    LogState,
     file_id,
     removal,
-    stored_rows,
     with_vector,
 )
 from nats_stream_source.delta.driver.objects import ObjectInfo
 from nats_stream_source.delta.driver.row_cache import LARGEST_FILE, RowCache
 from nats_stream_source.delta.driver.storage import TableStorage, schema_of
 from nats_stream_source.delta.driver.vectors import VectorFile
-from nats_stream_source.delta.limits import IndexLimit
 from nats_stream_source.delta.refused import DELETION_VECTORS
 from nats_stream_source.delta.rules.layout import Layout, layout_of
 from nats_stream_source.delta.rules.reading import Integers
@@ -57,7 +55,6 @@ from nats_stream_source.logs import field_logger
 
 _LARGE = 1_000_000  # rows; building the index of such a table is logged
 _CHECKPOINT = 100  # commits, where the table does not have the property
-_PROGRESS_INTERVAL = 2.0  # seconds
 _VERIFIED = 32  # commits that are compared with the log before each change
 
 _log = field_logger(__name__)
@@ -73,47 +70,43 @@ class Snapshot:
 
     Args:
         storage: of the table.
-        target: the version to begin with.
-        limit: of the index; None to open the table without an index, which then changes no rows.
+        state: the version to begin with.
 
     Attributes:
         schema: the table's columns.
         stored_schema: the same, all of them nullable, as in data files and in memory.
         layout: of the table; None if this package did not create it.
         vectors: whether removed rows are written as deletion vectors.
+        transactions: the ``version`` of each ``txn`` by its id, without those of own commits.
 
     Raises:
-        EngineRefusedError: the index exceeds its limit.
-        ConfigurationError: two rows have one key.
         DamagedLogError, VectorError, OSError: a file is missing or damaged, or the store failed.
     """
 
-    def __init__(self, storage: TableStorage, target: DeltaTable, limit: IndexLimit | None) -> None:
-        metadata = target.metadata()
+    def __init__(self, storage: TableStorage, state: LogState) -> None:
         self._storage = storage
         self.lock = threading.RLock()
         self.objects = storage.objects()
         self.log = DeltaLog(self.objects)
         self.name = storage.name
-        self.schema = schema_of(target)
+        self.schema = schema_of(state)
         self.stored_schema = pa.schema([field.with_nullable(True) for field in self.schema])
-        self.properties: Mapping[str, str] = dict(metadata.configuration)
+        self.properties: Mapping[str, str] = state.metadata["configuration"]
         self.layout: Layout | None = layout_of(self.properties, self.schema)
-        self.table_id = str(metadata.id)
-        self.partition_columns = tuple(metadata.partition_columns)
+        self.table_id: str = state.metadata["id"]
+        self.partition_columns = tuple(state.metadata["partitionColumns"])
         self.stored_columns = [n for n in self.schema.names if n not in self.partition_columns]
         self.vectors = self.properties.get(DELETION_VECTORS) == "true"
         self.checkpoint_commits = int(self.properties.get("delta.checkpointInterval", _CHECKPOINT))
-        self.version = target.version()
+        self.transactions = state.transactions
         self.files = LiveFiles()
         self._index: RowIndex | None = None
         self._cache = RowCache()
         self._broken = False
         self._identities: dict[int, ObjectInfo] = {}
-        self._at(self.version)
-        if limit is not None and self.layout is not None:
-            self._index = RowIndex(self.name, self.schema, self.layout)
-        self._build(limit)
+        self._at(state.version)
+        for add in state.files.values():
+            self._add_file(add)
 
     @property
     def indexed(self) -> bool:
@@ -208,10 +201,7 @@ class Snapshot:
         changed = [one for one, known in self._identities.items() if now.get(one, known) != known]
         if self.version in now and not changed:
             return
-        if (
-            self.version not in now
-            or str(self._storage.open_existing().metadata().id) != self.table_id
-        ):
+        if self.version not in now or self._storage.read_existing().metadata["id"] != self.table_id:
             raise TableChangedError("the table was deleted and created again")
         raise TableError(
             f"could not change table {self.name!r}: another writer has replaced its version "
@@ -231,10 +221,11 @@ class Snapshot:
         if any("metaData" in action or "protocol" in action for action in commit.actions):
             raise TableChangedError("the table's schema, protocol or properties changed")
         before = {file_id(file.add): number for number, file in self.files.items()}
-        files = {identity: self.files[number].add for identity, number in before.items()}
-        apply(files, commit.actions)
-        removed = {path: number for (path, v), number in before.items() if (path, v) not in files}
-        new = [add for identity, add in files.items() if identity not in before]
+        after = LogState(files={one: self.files[number].add for one, number in before.items()})
+        after.apply(commit)
+        self.transactions |= after.transactions
+        removed = {one[0]: number for one, number in before.items() if one not in after.files}
+        new = [add for identity, add in after.files.items() if identity not in before]
         # Rows leave the index before others enter it, since a key can move from file to file.
         gone, returned = {}, []
         for add in new:
@@ -277,44 +268,50 @@ class Snapshot:
         for old in list(self._identities)[:-_VERIFIED]:
             del self._identities[old]
 
-    def _build(self, limit: IndexLimit | None) -> None:
-        adds = list(self.log.files(self.version).values())
-        rows = sum(_live_rows(add) for add in adds)
-        self._require_within(limit, rows * BYTES_PER_KEY)
-        begin = logged = time.monotonic()
-        large = rows >= _LARGE and self._index is not None
-        if large:
-            _log.info("building the index of keys", table=self.name, rows=rows, files=len(adds))
-        for add in adds:
-            self._add_file(add)
-            if large and time.monotonic() - logged > _PROGRESS_INTERVAL:
-                logged = time.monotonic()
-                _log.info(
-                    "building the index of keys", table=self.name, indexed=len(self.index), of=rows
-                )
-        if large:
-            seconds = round(time.monotonic() - begin, 1)
-            keys, size = len(self.index), self.index.nbytes
-            _log.info(
-                "built the index of keys", table=self.name, keys=keys, bytes=size, seconds=seconds
-            )
-        if self._index is not None:
-            self._require_within(limit, self.index.nbytes)
-
-    @staticmethod
-    def _require_within(limit: IndexLimit | None, size: int) -> None:
-        if limit is not None and limit.enforced and limit.bytes is not None and size > limit.bytes:
-            raise EngineRefusedError(f"index_bytes is {size:,}, limit {limit.bytes:,}")
-
     def _add_file(self, add: Action) -> None:
         """Add a data file, and its live rows to the index."""
-        if self._index is None:
-            rows = file_rows(self.objects, add)
-            self.files.add(LiveFile(add, rows, removed_rows(self.objects, add, rows)))
-            return
-        table = read_data_file(self.objects, add, self._index.columns, self.stored_schema)
-        file = LiveFile(add, len(table), removed_rows(self.objects, add, len(table)))
-        self._index.add_file(self.files.add(file), table, file.live_positions())
+        rows = file_rows(self.objects, add)
+        number = self.files.add(LiveFile(add, rows, removed_rows(self.objects, add, rows)))
+        if self._index is not None:
+            self._index_file(self._index, number)
+
+    # -- the index ------------------------------------------------------------------------------
+
+    def build_index(self, limit: int | None) -> None:
+        """Build the index, without which no rows are changed.
+
+        Args:
+            limit: its size in bytes; None for no limit.
+
+        Raises:
+            EngineRefusedError: the index exceeds its limit.
+            ConfigurationError: two rows have one key.
+        """
+        assert self.layout is not None
+        rows, begin = sum(file.live_rows for file in self.files.values()), time.monotonic()
+        _require_within(limit, rows * BYTES_PER_KEY)
+        if rows >= _LARGE:
+            _log.info(
+                "building the index of keys", table=self.name, rows=rows, files=len(self.files)
+            )
+        index = RowIndex(self.name, self.schema, self.layout)
+        for number in self.files:
+            self._index_file(index, number)
+        if rows >= _LARGE:
+            _log.info(
+                "built the index of keys",
+                table=self.name,
+                keys=len(index),
+                bytes=index.nbytes,
+                seconds=round(time.monotonic() - begin, 1),
+            )
+        _require_within(limit, index.nbytes)
+        self._index = index
+
+    def _index_file(self, index: RowIndex, number: int) -> None:
+        file = self.files[number]
+        rows = read_data_file(self.objects, file.add, index.columns, self.stored_schema)
+        index.add_file(number, rows, file.live_positions())
 
     # -- own commits ----------------------------------------------------------------------------
 
@@ -382,9 +379,9 @@ class Snapshot:
             self._cache.drop(self.files.pop(number).add["path"])
 
 
-def _live_rows(add: Action) -> int:
-    """The number of a file's live rows by its statistics; 0 if it does not have any."""
-    return (stored_rows(add) or 0) - int((add.get("deletionVector") or {}).get("cardinality", 0))
+def _require_within(limit: int | None, size: int) -> None:
+    if limit is not None and size > limit:
+        raise EngineRefusedError(f"index_bytes is {size:,}, limit {limit:,}")
 
 
 def _taken(group: Sequence[tuple[pa.Table, Integers]]) -> pa.Table:

@@ -5,22 +5,24 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
-from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.exceptions import DeltaError
 
 from nats_stream_source.delta.conflicts import first_line
 from nats_stream_source.delta.driver.log import (
     Action,
     DamagedLogError,
     DeltaLog,
+    LogState,
     VersionExistsError,
     now_ms,
 )
-from nats_stream_source.delta.driver.objects import TableObjects, unsupported_store
+from nats_stream_source.delta.driver.objects import TableObjects
 from nats_stream_source.delta.driver.vectors import VectorError
 from nats_stream_source.delta.refused import DELETION_VECTORS, implied_features
 from nats_stream_source.delta.rules.layout import state_name
@@ -55,32 +57,33 @@ class TableStorage:
         """The objects of the directory; see :meth:`TableObjects.at`."""
         return TableObjects.at(self.uri, self.storage_options, create=create)
 
-    def unsupported_store(self) -> str | None:
-        """Why the driver cannot put the log's entries itself; None if it can."""
-        return unsupported_store(self.uri, self.storage_options)
+    def delta_rs(self) -> DeltaTable:
+        """The newest version for delta-rs."""
+        options = dict(self.storage_options) if self.storage_options else None
+        return DeltaTable(self.uri, storage_options=options)
 
-    def open(self) -> DeltaTable | None:
+    def read(self) -> LogState | None:
         """The newest version, or None if the table does not exist."""
-        return self.named("open", self._open)
+        try:
+            return DeltaLog(self.objects()).newest()
+        except FileNotFoundError:
+            return None
 
-    def open_existing(self) -> DeltaTable:
+    def read_existing(self) -> LogState:
         """The newest version of a table that existed before.
 
         Raises:
             TableError: the table does not exist any more.
         """
-        target = self._open()
-        if target is None:
+        if (state := self.read()) is None:
             raise TableError(
                 f"could not open table {self.name!r}: it no longer exists; create it again or "
                 f"restart the query"
             )
-        return target
+        return state
 
-    def create(
-        self, schema: pa.Schema, properties: Mapping[str, str], *, vectors: bool
-    ) -> DeltaTable:
-        """Create an empty table; the table that another process created meanwhile, if one did.
+    def create(self, schema: pa.Schema, properties: Mapping[str, str], *, vectors: bool) -> None:
+        """Create an empty table, unless another process has created it meanwhile.
 
         delta-rs can create one with deletion vectors, and then also asks its readers for the
         feature ``variantType`` (measured with deltalake 1.6.6), which many lack. Therefore this
@@ -89,16 +92,12 @@ class TableStorage:
         Raises:
             ConfigurationError: the directory has files and is not a Delta table.
         """
-
-        def create() -> DeltaTable:
-            if self._open() is None:
-                objects = self.objects(create=True)
-                if any(True for _ in objects.list()) and self._open() is None:
-                    raise not_a_table_error(self.name)
-                put_first_version(objects, schema, properties, vectors=vectors)
-            return self.open_existing()
-
-        return self.named("create", create)
+        objects = self.objects(create=True)
+        log = DeltaLog(objects)
+        if any(True for _ in objects.list()) and log.newest() is None:
+            raise not_a_table_error(self.name)
+        with suppress(VersionExistsError):
+            log.put(0, "CREATE TABLE", _first_actions(schema, properties, vectors=vectors))
 
     def named(self, what: str, work: Callable[[], _T]) -> _T:
         """The result of ``work``, with a TableError for failures of delta-rs, files and storage."""
@@ -114,18 +113,10 @@ class TableStorage:
                 f"could not {what} table {self.name!r}: {first_line(error)}; the table is unchanged"
             ) from error
 
-    def _open(self) -> DeltaTable | None:
-        options = dict(self.storage_options) if self.storage_options else None
-        try:
-            return DeltaTable(self.uri, storage_options=options)
-        except TableNotFoundError:
-            return None
 
-
-def put_first_version(
-    objects: TableObjects, schema: pa.Schema, properties: Mapping[str, str], *, vectors: bool
-) -> None:
-    """Commit version 0; nothing if another process has."""
+def _first_actions(
+    schema: pa.Schema, properties: Mapping[str, str], *, vectors: bool
+) -> list[Action]:
     features = [*(["deletionVectors"] if vectors else []), *([_NTZ] if has_ntz(schema) else [])]
     protocol: Action = {"minReaderVersion": 1, "minWriterVersion": 2}
     if features:
@@ -138,36 +129,25 @@ def put_first_version(
         "configuration": {**properties, **({DELETION_VECTORS: "true"} if vectors else {})},
         "createdTime": now_ms(),
     }
-    try:
-        DeltaLog(objects).put(0, "CREATE TABLE", [{"protocol": protocol}, {"metaData": metadata}])
-    except VersionExistsError:
-        return
+    return [{"protocol": protocol}, {"metaData": metadata}]
 
 
-def changed_metadata(target: DeltaTable, schema: pa.Schema) -> list[Action]:
+def changed_metadata(state: LogState, schema: pa.Schema) -> list[Action]:
     """The actions that give a table other columns.
 
     delta-rs can add columns, and then also asks the readers of a table with deletion vectors for
     the feature ``variantType`` (measured with deltalake 1.6.6).
     """
-    metadata, own = target.metadata(), target.protocol()
     columns = json.loads(Schema.from_arrow(schema).to_json())
-    _keep_metadata(columns, json.loads(target.schema().to_json()))
-    changed: Action = {
-        "id": str(metadata.id),
-        "name": metadata.name,
-        "description": metadata.description,
-        "format": {"provider": "parquet", "options": {}},
-        "schemaString": json.dumps(columns, separators=(",", ":")),
-        "partitionColumns": list(metadata.partition_columns),
-        "configuration": dict(metadata.configuration),
-        "createdTime": metadata.created_time,
-    }
-    actions: list[Action] = [{"metaData": {k: v for k, v in changed.items() if v is not None}}]
-    if has_ntz(schema) and _NTZ not in (own.writer_features or ()):
-        reads = {*(own.reader_features or ()), _NTZ}
-        reads |= {"columnMapping"} if own.min_reader_version == 2 else set()
-        writes = {*(own.writer_features or ()), *implied_features(own.min_writer_version), _NTZ}
+    _keep_metadata(columns, json.loads(state.metadata["schemaString"]))
+    text = json.dumps(columns, separators=(",", ":"))
+    actions: list[Action] = [{"metaData": {**state.metadata, "schemaString": text}}]
+    own = state.protocol
+    written = own.get("writerFeatures", ())
+    if has_ntz(schema) and _NTZ not in written:
+        reads = {*own.get("readerFeatures", ()), _NTZ}
+        reads |= {"columnMapping"} if own["minReaderVersion"] == 2 else set()
+        writes = {*written, *implied_features(own["minWriterVersion"]), _NTZ}
         actions.insert(0, {"protocol": _protocol(reads, writes)})
     return actions
 
@@ -199,10 +179,11 @@ def _keep_metadata(kind: Any, own: Any) -> None:
         _keep_metadata(kind.get(part), own.get(part))
 
 
-def schema_of(target: DeltaTable) -> pa.Schema:
+def schema_of(state: LogState) -> pa.Schema:
     """The table's columns; a type that Arrow lacks is an opaque one."""
-    schema = pa.schema(target.schema().to_arrow())
-    for index, column in enumerate(json.loads(target.schema().to_json())["fields"]):
+    text = state.metadata["schemaString"]
+    schema = pa.schema(Schema.from_json(text).to_arrow())
+    for index, column in enumerate(json.loads(text)["fields"]):
         if (name := _foreign(column["type"])) is not None:
             schema = schema.set(index, schema.field(index).with_type(opaque_type(name)))
     return schema

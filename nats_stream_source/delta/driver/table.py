@@ -25,7 +25,6 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
 from pyroaring import BitMap64
 
 from nats_stream_source.delta.conflicts import retry_conflicts
@@ -39,15 +38,21 @@ from nats_stream_source.delta.driver.data_files import (
     removed_rows,
 )
 from nats_stream_source.delta.driver.index import NO_FILE
-from nats_stream_source.delta.driver.log import Action, DeltaLog, VersionExistsError, removal
+from nats_stream_source.delta.driver.log import (
+    Action,
+    DeltaLog,
+    LogState,
+    VersionExistsError,
+    removal,
+)
+from nats_stream_source.delta.driver.objects import TableObjects
 from nats_stream_source.delta.driver.position import PositionLog
 from nats_stream_source.delta.driver.snapshot import Snapshot
 from nats_stream_source.delta.driver.storage import TableStorage, changed_metadata, schema_of
 from nats_stream_source.delta.driver.upkeep import BackgroundUpkeep, maintain
-from nats_stream_source.delta.limits import IndexLimit
 from nats_stream_source.delta.merge_result import MergeResult
 from nats_stream_source.delta.refused import column_problem
-from nats_stream_source.delta.rules.layout import Layout, layout_of
+from nats_stream_source.delta.rules.layout import Layout
 from nats_stream_source.delta.rules.reading import Integers, Reader, RowChanges, Where
 from nats_stream_source.delta.schema import (
     conform,
@@ -71,131 +76,87 @@ _T = TypeVar("_T")
 _Partition = tuple[tuple[str, str | None], ...]
 
 
-class OpenedTable:
-    """What a query keeps of its table from batch to batch, so that its index is built once.
+class DriverTable:
+    """See :class:`nats_stream_source.delta.tables.Table`. It stays open from batch to batch.
+
+    Args:
+        storage: of the table.
+        limit: of the index in bytes; None for no limit.
 
     Attributes:
-        storage: of the table.
-        snapshot: the table with its index; None if it is not open.
+        snapshot: the table; None if it is not open.
         upkeep: of the table, which can outlive the snapshot.
     """
 
-    def __init__(self, storage: TableStorage) -> None:
-        self.storage = storage
-        self.upkeep = BackgroundUpkeep(storage)
-        self.snapshot: Snapshot | None = None
+    def __init__(self, storage: TableStorage, limit: int | None) -> None:
+        self._storage = storage
+        self._limit = limit
         self._reported_bytes = 0
-        self._warned = False, False  # of a limit that is exceeded, and of one that is near
-        self._state: OpenedTable | None = None
+        self._warned = False
+        self.snapshot: Snapshot | None = None
+        self.upkeep = BackgroundUpkeep(storage)
 
-    def state(self) -> OpenedTable:
-        """The state table beside the table."""
-        if self._state is None:
-            self._state = OpenedTable(self.storage.state())
-        return self._state
+    @property
+    def schema(self) -> pa.Schema:
+        """See :class:`nats_stream_source.delta.tables.Table`."""
+        return self.opened().schema
 
-    def wait(self) -> None:
-        """Wait for upkeep that still runs, of the table and its state table."""
-        self.upkeep.wait()
-        if self._state is not None:
-            self._state.wait()
+    @property
+    def layout(self) -> Layout | None:
+        """See :class:`nats_stream_source.delta.tables.Table`."""
+        return self.opened().layout
 
-    def open(self, target: DeltaTable | None, limit: IndexLimit) -> Snapshot:
-        """The table; its index is built if the table is not open.
+    @property
+    def table_id(self) -> str:
+        """See :class:`nats_stream_source.delta.tables.Table`."""
+        return self.opened().table_id
+
+    def open(self, state: LogState) -> None:
+        """Open the table.
 
         Args:
-            target: the newest version; None if the table is open.
-            limit: of the index.
-
-        Raises:
-            EngineRefusedError: the index of a table that was not open exceeds its limit.
-            ConfigurationError: that of an open one does.
+            state: the newest version.
         """
+        self.snapshot, self._reported_bytes = Snapshot(self._storage, state), 0
+
+    def opened(self) -> Snapshot:
+        """The table, which is opened if it is not open."""
         if self.snapshot is None:
-            newest = target or self.storage.open_existing()
-            self.snapshot = Snapshot(self.storage, newest, limit)
-            self._reported_bytes = 0
-        size = self.snapshot.index.nbytes
-        if limit.bytes is None or size < _NEARLY * limit.bytes:
-            return self.snapshot
-        reason = f"index_bytes is {size:,}, limit {limit.bytes:,}"
-        exceeded = size > limit.bytes
-        if exceeded and limit.enforced:
-            raise ConfigurationError(
-                f"could not change table {self.storage.name!r}: {reason}; restart the query: it "
-                f"then takes Spark"
-            )
-        if (exceeded, True) > self._warned:
-            self._warned = exceeded, True
-            _log.warning(
-                "the index of keys is near or beyond its limit",
-                table=self.storage.name,
-                reason=reason,
-            )
+            self._storage.named("open", lambda: self.open(self._storage.read_existing()))
+        assert self.snapshot is not None
         return self.snapshot
 
     def close(self) -> None:
         """Drop the table: after a failure its state can differ from the log's."""
         self.snapshot = None
 
-    def result(self, changes: MergeResult) -> MergeResult:
-        """The result of a merge with the figures of the table, and of its upkeep since the last."""
-        if self.snapshot is None:
-            return changes
-        index, written = self.snapshot.index, self.snapshot.objects.written_bytes
-        reported, self._reported_bytes = self._reported_bytes, written
-        return replace(
-            changes,
-            written_bytes=written - reported,
-            files=len(self.snapshot.files),
-            index_keys=len(index),
-            index_bytes=index.nbytes,
-            maintained=self.upkeep.take_done(),
-        )
-
-
-class DriverTable:
-    """See :class:`nats_stream_source.delta.tables.Table`.
-
-    Args:
-        opened: keeps the table and its index from batch to batch.
-        target: the newest version; None if ``opened`` has the table.
-        limit: of the index.
-    """
-
-    def __init__(self, opened: OpenedTable, target: DeltaTable | None, limit: IndexLimit) -> None:
-        self._opened = opened
-        self._storage = opened.storage
-        self._target = target
-        self._limit = limit
-
-    @property
-    def schema(self) -> pa.Schema:
-        """See :class:`nats_stream_source.delta.tables.Table`."""
-        snapshot = self._opened.snapshot
-        return schema_of(self._newest()) if snapshot is None else snapshot.schema
-
-    @property
-    def layout(self) -> Layout | None:
-        """See :class:`nats_stream_source.delta.tables.Table`."""
-        snapshot = self._opened.snapshot
-        if snapshot is not None:
-            return snapshot.layout
-        target = self._newest()
-        return layout_of(target.metadata().configuration, schema_of(target))
-
-    @property
-    def table_id(self) -> str:
-        """See :class:`nats_stream_source.delta.tables.Table`."""
-        snapshot = self._opened.snapshot
-        return str(self._newest().metadata().id) if snapshot is None else snapshot.table_id
-
-    def open(self) -> None:
-        """Build the index.
+    def indexed(self) -> Snapshot:
+        """The table with its index.
 
         Raises:
-            EngineRefusedError: it exceeds its limit.
+            EngineRefusedError: the index exceeds its limit.
+            ConfigurationError: one that was built before does.
         """
+        snapshot = self.opened()
+        if not snapshot.indexed:
+            snapshot.build_index(self._limit)
+        size = snapshot.index.nbytes
+        if self._limit is not None and size >= _NEARLY * self._limit:
+            reason = f"index_bytes is {size:,}, limit {self._limit:,}"
+            if size > self._limit:
+                raise ConfigurationError(
+                    f"could not change table {self._storage.name!r}: {reason}; restart the query: "
+                    f"it then takes Spark"
+                )
+            if not self._warned:
+                self._warned = True
+                _log.warning(
+                    "the index of keys is near its limit", table=self._storage.name, reason=reason
+                )
+        return snapshot
+
+    def build(self) -> None:
+        """Build the index, before anything is written."""
         self._run("open", lambda snapshot: None)
 
     def is_empty(self) -> bool:
@@ -206,7 +167,7 @@ class DriverTable:
         """See :class:`nats_stream_source.delta.tables.Table`."""
 
         def scan() -> pa.Table:
-            snapshot = self._unindexed()
+            snapshot = self.opened()
             names = list(dict.fromkeys([*columns, *where]))
             with snapshot.lock:
                 snapshot.refresh()
@@ -273,10 +234,20 @@ class DriverTable:
         def work(snapshot: Snapshot) -> MergeResult:
             return retry_conflicts(lambda: attempt(snapshot), snapshot.name, (VersionExistsError,))
 
-        result = self._opened.result(self._run("merge the batch into", work))
-        if result.changed and self._opened.snapshot is not None:
-            self._opened.upkeep.after_commit(self._opened.snapshot, upkeep)
-        return result
+        result = self._run("merge the batch into", work)
+        snapshot = self.opened()
+        if result.changed:
+            self.upkeep.after_commit(snapshot, upkeep)
+        written, reported = snapshot.objects.written_bytes, self._reported_bytes
+        self._reported_bytes = written
+        return replace(
+            result,
+            written_bytes=written - reported,
+            files=len(snapshot.files),
+            index_keys=len(snapshot.index),
+            index_bytes=snapshot.index.nbytes,
+            maintained=self.upkeep.take_done(),
+        )
 
     def add_columns(self, columns: Sequence[pa.Field]) -> None:
         """See :class:`nats_stream_source.delta.tables.Table`.
@@ -293,22 +264,19 @@ class DriverTable:
         if expected is own:
             return
 
-        def add() -> DeltaTable:
-            target = self._storage.open_existing()
-            before = schema_of(target)
+        def add() -> None:
+            state = self._storage.read_existing()
+            before = schema_of(state)
             schema = with_new_columns(name, before, columns)
-            if schema is before:
-                return target
-            require_storable_names(name, schema)
-            DeltaLog(self._storage.objects()).put(
-                target.version() + 1, *_new_columns(self._storage, target, schema)
-            )
-            log_new_columns(name, before, schema)
-            return self._storage.open_existing()
+            if schema is not before:
+                require_storable_names(name, schema)
+                operation, actions = _new_columns(self._storage.objects(), state, schema)
+                DeltaLog(self._storage.objects()).put(state.version + 1, operation, actions)
+                log_new_columns(name, before, schema)
 
         # The index is built again: the kept rows have the former columns.
-        self._opened.close()
-        self._target = self._storage.named(
+        self.close()
+        self._storage.named(
             "add columns to", lambda: retry_conflicts(add, name, (VersionExistsError,))
         )
         if not same_columns(self.schema, expected):
@@ -317,27 +285,15 @@ class DriverTable:
     def maintain(self, upkeep: Upkeep) -> MaintenanceResult:
         """See :class:`nats_stream_source.delta.tables.Table`."""
         return self._storage.named(
-            "maintain", lambda: maintain(self._storage, self._unindexed(), upkeep)
+            "maintain", lambda: maintain(self._storage, self.opened(), upkeep)
         )
-
-    def _newest(self) -> DeltaTable:
-        if self._target is None:
-            self._target = self._storage.open()
-        assert self._target is not None
-        return self._target
-
-    def _unindexed(self) -> Snapshot:
-        return self._opened.snapshot or Snapshot(self._storage, self._newest(), None)
 
     def _run(self, what: str, work: Callable[[Snapshot], _T]) -> _T:
         """The result of ``work``; after a failure the table is opened again by the next change."""
         try:
-            return self._storage.named(
-                what, lambda: work(self._opened.open(self._target, self._limit))
-            )
+            return self._storage.named(what, lambda: work(self.indexed()))
         except BaseException:
-            self._opened.close()
-            self._target = None
+            self.close()
             raise
 
 
@@ -448,27 +404,25 @@ def _write(
 
 
 def _new_columns(
-    storage: TableStorage, target: DeltaTable, schema: pa.Schema
+    objects: TableObjects, state: LogState, schema: pa.Schema
 ) -> tuple[str, list[Action]]:
     """The commit that gives a table other columns.
 
     A file that is written again changes no data (``dataChange`` is false). The files are read one
     by one, so the memory is that of a few.
     """
-    columns = target.metadata().partition_columns
-    widened = widened_columns(schema_of(target), schema)
+    columns = state.metadata["partitionColumns"]
+    widened = widened_columns(schema_of(state), schema)
     problem = column_problem(schema, columns)
     if partitioned := [name for name in widened if name in columns]:
         problem = f"the partition column {partitioned[0]!r} gets another type"
     if problem is not None:
         raise EngineRefusedError(problem)
-    actions = changed_metadata(target, schema)
+    actions = changed_metadata(state, schema)
     if not widened:
         return "ADD COLUMNS", actions
-    objects = storage.objects()
     stored = pa.schema([field.with_nullable(True) for field in schema if field.name not in columns])
-    adds = DeltaLog(objects).files(target.version()).values()
-    for _, members in groupby(sorted(adds, key=_partition), _partition):
+    for _, members in groupby(sorted(state.files.values(), key=_partition), _partition):
         writer: PartitionWriter | None = None
         for add in members:
             writer = writer or PartitionWriter(

@@ -25,8 +25,7 @@ from deltalake.exceptions import DeltaError
 
 from nats_stream_source.delta.conflicts import first_line
 from nats_stream_source.delta.driver.compaction import all_small_files, compact, select_files
-from nats_stream_source.delta.driver.log import DamagedLogError, DeltaLog, now_ms
-from nats_stream_source.delta.driver.objects import TableObjects
+from nats_stream_source.delta.driver.log import DamagedLogError, now_ms
 from nats_stream_source.delta.driver.snapshot import Snapshot
 from nats_stream_source.delta.driver.storage import TableStorage
 from nats_stream_source.delta.driver.vectors import VectorError, is_vector_path, vector_file_name
@@ -96,10 +95,10 @@ class BackgroundUpkeep:
                     stop=tenacity.stop_after_attempt(_OPENINGS),
                     reraise=True,
                 )
-                target = opening(self._storage.open_existing)
+                target = opening(self._storage.delta_rs)
                 target.create_checkpoint()
                 if vacuum_due and upkeep is not None:
-                    deleted = _delete_expired(target, table.objects, upkeep)
+                    deleted = _delete_expired(target, table, upkeep)
                     self._add(MaintenanceResult(deleted=deleted))
                     _log.info("maintained the table", table=self._storage.name, deleted=deleted)
 
@@ -171,9 +170,9 @@ def maintain(storage: TableStorage, table: Snapshot, upkeep: Upkeep) -> Maintena
     """
     try:
         result = _compact_all(table, upkeep)
-        target = storage.open_existing()
+        target = storage.delta_rs()
         target.create_checkpoint()
-        return replace(result, deleted=_delete_expired(target, table.objects, upkeep))
+        return replace(result, deleted=_delete_expired(target, table, upkeep))
     except (DamagedLogError, DeltaError, OSError, VectorError, pa.ArrowException) as error:
         raise maintenance_error(storage.name, error) from error
 
@@ -194,7 +193,7 @@ def _compact_all(table: Snapshot, upkeep: Upkeep) -> MaintenanceResult:
     return result
 
 
-def _delete_expired(target: DeltaTable, objects: TableObjects, upkeep: Upkeep) -> int:
+def _delete_expired(target: DeltaTable, table: Snapshot, upkeep: Upkeep) -> int:
     """Delete files of data, vectors and the log that have expired; how many of the former two."""
     deleted = target.vacuum(
         upkeep.retention_hours,
@@ -203,34 +202,35 @@ def _delete_expired(target: DeltaTable, objects: TableObjects, upkeep: Upkeep) -
         enforce_retention_duration=upkeep.retention_hours is None,
         full=True,
     )
-    vectors = delete_expired_vectors(target, objects, upkeep)
-    if target.metadata().configuration.get("delta.enableExpiredLogCleanup", "").lower() != "false":
+    vectors = delete_expired_vectors(table, upkeep)
+    if table.properties.get("delta.enableExpiredLogCleanup", "").lower() != "false":
         target.cleanup_metadata()
     return len(deleted) + vectors
 
 
-def delete_expired_vectors(target: DeltaTable, objects: TableObjects, upkeep: Upkeep) -> int:
+def delete_expired_vectors(table: Snapshot, upkeep: Upkeep) -> int:
     """Delete the objects with vectors that have expired; returns their number.
 
     Args:
-        target: the newest version.
-        objects: of the table's directory.
+        table: of which the newest version in the log counts.
         upkeep: its ``retention_hours``; None for the table's own.
     """
-    before = now_ms() - retention_ms(upkeep, target.metadata().configuration)
-    named = DeltaLog(objects).files_since(target.version(), before)
+    before = now_ms() - retention_ms(upkeep, table.properties)
+    newest = table.log.newest()
+    assert newest is not None  # it is the log of a table that is open
+    late = [one for one in newest.removed if (one.get("deletionTimestamp") or 0) >= before]
     kept = {
         vector_file_name(action["deletionVector"])
-        for action in named
+        for action in (*newest.files.values(), *late)
         if action.get("deletionVector")
     }
     expired = [
         path
-        for path, info in objects.list()
+        for path, info in table.objects.list()
         # An object that no version names yet belongs to a commit that is under way.
         if is_vector_path(path)
         and posixpath.basename(path) not in kept
         and info.last_modified.timestamp() * 1000 < before
     ]
-    objects.delete(expired)
+    table.objects.delete(expired)
     return len(expired)

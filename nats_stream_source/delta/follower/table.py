@@ -17,11 +17,9 @@ import pyarrow.compute as pc
 from nats_stream_source.connection.settings import ConnectionSettings
 from nats_stream_source.delta.compare_with_bucket import compare_with_bucket
 from nats_stream_source.delta.conflicts import retry_conflicts
-from nats_stream_source.delta.driver.engine import DriverEngine, opened_table
+from nats_stream_source.delta.driver.engine import DriverEngine
 from nats_stream_source.delta.driver.position import PositionLog, StreamPosition
-from nats_stream_source.delta.driver.snapshot import Snapshot
-from nats_stream_source.delta.driver.table import DriverTable
-from nats_stream_source.delta.limits import IndexLimit
+from nats_stream_source.delta.driver.storage import TableStorage
 from nats_stream_source.delta.location import TableLocation
 from nats_stream_source.delta.merge_result import MergeResult
 from nats_stream_source.delta.rules.arguments import ChangeRules
@@ -68,8 +66,8 @@ class FollowedTable:
         self.keys = 0
         self._position = position
         self._upkeep = upkeep
-        self._opened = opened_table(location.name, location.uri, location.storage_options)
-        self._engine = DriverEngine(self._opened, None, IndexLimit(), position)
+        storage = TableStorage(location.name, location.uri, location.storage_options)
+        self._engine = DriverEngine(storage, position=position)
         selected = rules.selected(columns.names)
         self._columns = pa.schema([columns.field(name) for name in selected])
         order = ORDER_COLUMNS if rules.scd_type == 1 else (SEQUENCE,)
@@ -84,9 +82,10 @@ class FollowedTable:
             TableError: the storage failed, or a file is damaged.
         """
         self._position.restart()
+        self._engine.table.close()
         # An empty merge verifies the layout, and creates the table.
         self._merge(EventBatch(self._shape, EventTable(self._columns.empty_table())))
-        self._position.read(self._snapshot())
+        self._position.read(self._engine.table.opened())
         self.count_keys()
         return self._position.stored
 
@@ -98,8 +97,8 @@ class FollowedTable:
         """
 
         def verify() -> None:
-            self._table().read(lambda _: None)
-            self._position.actions(self._snapshot(), changed=False)
+            self._engine.table.read(lambda _: None)
+            self._position.actions(self._engine.table.opened(), changed=False)
 
         self._changed(verify)
 
@@ -164,7 +163,7 @@ class FollowedTable:
         Args:
             created: creation time of the stream, in microseconds since 1970.
         """
-        table = self._table()
+        table = self._engine.table
         columns = open_row_columns(table.schema.names)
         rows = open_rows(table.scan(columns, {}))
         rows = rows.filter(pc.equal(rows["stream_created"].cast(pa.int64()), created))
@@ -172,21 +171,11 @@ class FollowedTable:
 
     def close(self) -> None:
         """Wait for upkeep that still runs."""
-        self._opened.wait()
-
-    def _table(self) -> DriverTable:
-        table = self._engine.find()
-        assert table is not None  # it is open
-        return table
-
-    def _snapshot(self) -> Snapshot:
-        snapshot = self._opened.snapshot
-        assert snapshot is not None  # it was read
-        return snapshot
+        self._engine.wait()
 
     def count_keys(self) -> None:
         """Set ``keys``."""
-        snapshot = self._opened.snapshot
+        snapshot = self._engine.table.snapshot
         self.keys = 0 if snapshot is None else len(snapshot.index.live())
 
     def _merge(self, batch: EventBatch) -> MergeResult:

@@ -14,8 +14,8 @@ the limit. Both executors keep one contract, so the next query may take the othe
 writer has added, an index that has grown beyond its limit) is an error whose action is a restart,
 which chooses again.
 
-**If the session lacks Delta Lake**, Spark cannot take the table. An index beyond the limit is then
-a warning, since a limit is a precaution. In the other cases the error names what both lack.
+**If the session lacks Delta Lake**, Spark cannot take the table. The index then has no limit, since
+a limit is a precaution. In the other cases the error names what both lack.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pyspark.sql import SparkSession
 
 from nats_stream_source.delta.conflicts import retry_conflicts
-from nats_stream_source.delta.limits import AutoLimits, IndexLimit
+from nats_stream_source.delta.limits import AutoLimits
 from nats_stream_source.delta.location import TableLocation, driver_installed, scheme_of
 from nats_stream_source.delta.spark import session
 from nats_stream_source.delta.tables import Engine, EngineRefusedError, TableChangedError
@@ -35,7 +35,7 @@ from nats_stream_source.errors import ConfigurationError, MissingPackageError
 from nats_stream_source.logs import field_logger
 
 if TYPE_CHECKING:
-    from nats_stream_source.delta.driver.table import OpenedTable
+    from nats_stream_source.delta.driver.engine import DriverEngine
 
 _log = field_logger(__name__)
 _T = TypeVar("_T")
@@ -61,7 +61,7 @@ class EngineChoice:
         self.location = location
         self._deletion_vectors = deletion_vectors
         self._limits = limits
-        self._opened: OpenedTable | None = None
+        self._driver: DriverEngine | None = None
         self._engine: Callable[[SparkSession], Engine[Any]] | None = None
 
     def __repr__(self) -> str:
@@ -89,8 +89,8 @@ class EngineChoice:
 
     def finish(self) -> None:
         """Wait for upkeep in the driver that still runs."""
-        if self._opened is not None:
-            self._opened.wait()
+        if self._driver is not None:
+            self._driver.wait()
 
     def _choose(self, spark: SparkSession, work: Callable[[Engine[Any]], _T]) -> _T:
         location = self.location
@@ -102,7 +102,7 @@ class EngineChoice:
         if location.engine == "auto":
             problem = location.driver_problem(session.default_filesystem(spark))
         if problem is None:
-            engine = self._driver_engine(self._index_limit(missing))
+            engine = self._driver_engine(missing)
             try:
                 result = self._repeated(work, engine)
             except EngineRefusedError as refusal:
@@ -154,29 +154,33 @@ class EngineChoice:
     def _repeated(self, work: Callable[[Engine[Any]], _T], engine: Engine[Any]) -> _T:
         return retry_conflicts(lambda: work(engine), self.location.name, (TableChangedError,))
 
-    def _driver_engine(self, limit: IndexLimit) -> Engine[Any]:
+    def _driver_engine(self, missing: str | None) -> Engine[Any]:
         # Imported here: Spark's executor does not require deltalake.
-        from nats_stream_source.delta.driver.engine import DriverEngine, opened_table
+        from nats_stream_source.delta.driver.engine import DriverEngine
+        from nats_stream_source.delta.driver.storage import TableStorage
 
-        location = self.location
-        if self._opened is None:
-            self._opened = opened_table(location.name, location.uri, location.storage_options)
-        return DriverEngine(self._opened, self._deletion_vectors, limit)
+        if self._driver is None:
+            location = self.location
+            storage = TableStorage(location.name, location.uri, location.storage_options)
+            limit = self._index_limit(missing)
+            self._driver = DriverEngine(storage, self._deletion_vectors, limit)
+        return self._driver
 
-    def _index_limit(self, missing: str | None) -> IndexLimit:
-        """The limit of the index.
+    def _index_limit(self, missing: str | None) -> int | None:
+        """The limit of the index in bytes.
 
-        While a query of this process changes the table in the driver, the driver also reconciles
-        and maintains it: of two writers of this process, one would lose its commit.
+        There is none without Spark to take the table, since a limit is a precaution. While a query
+        of this process changes the table in the driver, the driver also reconciles and maintains
+        it: of two writers of this process, one would lose its commit.
 
         Args:
             missing: why Spark cannot take the table; None if it can.
         """
-        limits = self._limits
-        if limits is None:
-            limits = AutoLimits(None) if self.location.engine == "driver" else AutoLimits()
-        driven = any(choice.location.uri == self.location.uri for choice in _driven)
-        return IndexLimit(limits.index_bytes, missing is None and not driven)
+        if missing is not None or any(one.location.uri == self.location.uri for one in _driven):
+            return None
+        if self._limits is not None:
+            return self._limits.index_bytes
+        return None if self.location.engine == "driver" else AutoLimits().index_bytes
 
 
 def require_engine(location: TableLocation, spark: SparkSession | None) -> None:

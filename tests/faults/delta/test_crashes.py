@@ -24,7 +24,6 @@ from nats_stream_source.delta.driver.objects import TableObjects
 from nats_stream_source.delta.driver.snapshot import Snapshot
 from nats_stream_source.delta.driver.upkeep import delete_expired_vectors
 from nats_stream_source.delta.driver.vectors import vector_path
-from nats_stream_source.delta.limits import IndexLimit
 from nats_stream_source.delta.tables import EngineRefusedError
 from nats_stream_source.errors import ConfigurationError, TableError
 from tests.integration.delta.driver.in_process import (
@@ -251,7 +250,7 @@ def test_damaged_file_is_named_and_nothing_is_written(
 
 @pytest.mark.usefixtures("table")
 def test_limit_of_index_refuses_table(path: Path) -> None:
-    limited = InProcessTable(path, limit=IndexLimit(100, enforced=True))
+    limited = InProcessTable(path, limit=100)
     with pytest.raises(EngineRefusedError, match="index_bytes is 448, limit 100"):
         limited.merge(*SECOND)
     expect(path, FIRST)
@@ -281,20 +280,20 @@ def test_expired_vectors_are_deleted_and_others_stay(
     changes = [put(f"k{revision % 6}", revision) for revision in range(20, 30)]
     for entry in changes:
         table.merge(entry)
-    objects, hour = TableObjects.at(str(path), None), Upkeep(retention_hours=1)
+    hour = Upkeep(retention_hours=1)
     vectors = set(path.glob("*.bin"))
     two_hours_ago = time.time() - 2 * 3600
     for vector in vectors:
         os.utime(vector, (two_hours_ago, two_hours_ago))
     # `remove` actions within the retention name each of them.
-    assert delete_expired_vectors(DeltaTable(path), objects, hour) == 0
+    assert delete_expired_vectors(table.state, hour) == 0
     under_way = path / "deletion_vector_00000000-0000-0000-0000-000000000000.bin"
     under_way.write_bytes(b"x")
     with monkeypatch.context() as later:
         later.setattr(upkeep, "now_ms", lambda: now_ms() + 2 * 3_600_000)
         in_two_hours = time.time() + 2 * 3600
         os.utime(under_way, (in_two_hours, in_two_hours))
-        deleted = delete_expired_vectors(DeltaTable(path), objects, hour)
+        deleted = delete_expired_vectors(table.state, hour)
     live = (file.add for _, file in table.state.files.items() if file.vector)
     named = {vector_path(add["deletionVector"]) for add in live}
     assert named

@@ -38,7 +38,8 @@ class _Run:
         self.path = path
         self.model = Model(deletes)
         upkeep = Upkeep(compact_files=2, vacuum_commits=None, checkpoint_commits=7)
-        self.table = InProcessTable(path, deletes, upkeep, vectors=vectors)
+        InProcessTable(path, deletes, upkeep, vectors=vectors).merge_rows(arrow([]))
+        self.table = InProcessTable(path, deletes, upkeep)
         self.log: list[Entry] = []
         self.revision = 0
         self.merge()
@@ -62,7 +63,7 @@ class _Run:
         self.model.merge(self.log[start:])
         self.table.merge(*self.log[start:])
         version = DeltaTable(self.path).version()
-        self.table.opened.upkeep.wait()
+        self.table.engine.wait()
         after_upkeep = DeltaTable(self.path).version()
         assert self.table.merge(*self.log[start:]) == 0
         assert DeltaTable(self.path).version() == after_upkeep >= version
@@ -71,8 +72,8 @@ class _Run:
         self.table.crash()
 
     def compaction(self) -> None:
-        if self.table.opened.snapshot is not None:
-            self.table.opened.upkeep.wait()
+        if self.table.engine.table.snapshot is not None:
+            self.table.engine.wait()
             numbers = [number for number, _ in self.table.state.files.items()]
             chosen = self.random.sample(numbers, self.random.randint(1, len(numbers)))
             compact(self.table.state, chosen, self.random.choice((1, 1 << 20)))
@@ -114,7 +115,6 @@ class _Run:
 
     def vectors_switched(self) -> None:
         """Vectors that are there are read; none is added while the property is off."""
-        self.table.vectors = None
         features = DeltaTable(self.path).protocol().writer_features or ()
         value = str(self.random.random() < 0.5 and "deletionVectors" in features).lower()
         DeltaTable(self.path).alter.set_table_properties({"delta.enableDeletionVectors": value})
@@ -123,20 +123,20 @@ class _Run:
         """Restore the version before a merge; the model goes back with it."""
         before, rows = DeltaTable(self.path).version(), dict(self.model.rows)
         self.merge()
-        self.table.opened.upkeep.wait()
+        self.table.engine.wait()
         if DeltaTable(self.path).version() > before:
             DeltaTable(self.path).restore(before)
             self.model.rows = rows
 
     def verify(self) -> None:
-        self.table.opened.upkeep.wait()
+        self.table.engine.wait()
         assert table_rows(rows_of(DeltaTable(self.path))) == model_rows(self.model.rows)
-        if self.table.opened.snapshot is not None:
+        if self.table.engine.table.snapshot is not None:
             with self.table.state.lock:
                 try:
                     self.table.state.refresh()
                 except TableChangedError:
-                    self.table.opened.close()
+                    self.table.engine.table.close()
                     return
             assert index_of(self.table.state) == index_of(rebuilt(self.path))
 

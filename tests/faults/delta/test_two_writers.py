@@ -72,7 +72,7 @@ def test_two_writers_merge_into_one_table_at_same_time(
         of_writers = zip(tables, map(_batches, range(2)), strict=True)
         at_same_time([[partial(one.merge, *batch) for batch in own] for one, own in of_writers])
         for table in tables:
-            table.opened.upkeep.wait()
+            table.engine.wait()
     conflicts = [one for one in caplog.messages if "another writer changed the table" in one]
     assert conflicts, "no commit conflicted with the other writer's"
     model = Model("remove")

@@ -93,7 +93,7 @@ def test_random_interleavings_with_revisions_that_vanish(
 
     def reconciled() -> int:
         result = compare_with_bucket(
-            merged.engine(), "fleet", bucket.name, settings, NO_CODEC, merged.deletes
+            merged.engine, "fleet", bucket.name, settings, NO_CODEC, merged.deletes
         )
         assert not result.changed
         return result.replaced

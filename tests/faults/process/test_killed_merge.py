@@ -30,8 +30,8 @@ STATES = {"before", "between", "after"}
 PROGRAM = """
 import sys
 import pyarrow as pa
-from nats_stream_source.delta.driver.engine import DriverEngine, opened_table
-from nats_stream_source.delta.limits import IndexLimit
+from nats_stream_source.delta.driver.engine import DriverEngine
+from nats_stream_source.delta.driver.storage import TableStorage
 from nats_stream_source.delta.rules.events import EventBatch, EventShape, EventTable
 from nats_stream_source.delta.rules.layout import Layout
 path, keys, revision = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -42,7 +42,7 @@ entries = pa.table({
     "operation": ["PUT"] * keys,
     "stream_created": pa.array([0] * keys, pa.timestamp("us", "UTC")),
 })
-engine = DriverEngine(opened_table(path, path), False, IndexLimit())
+engine = DriverEngine(TableStorage(path, path), False)
 shape = EventShape(entries.schema, Layout.of_entries(entries.schema.names, "remove"), computed=True)
 engine.merge(EventBatch(shape, EventTable(entries[:0])), None)
 print("ready", flush=True)

@@ -12,8 +12,8 @@ from deltalake import DeltaTable, Schema, write_deltalake
 from pyspark.sql import SparkSession
 
 from nats_stream_source.delta import maintain, merge
-from nats_stream_source.delta.driver.engine import DriverEngine, opened_table
-from nats_stream_source.delta.limits import IndexLimit
+from nats_stream_source.delta.driver.engine import DriverEngine
+from nats_stream_source.delta.driver.storage import TableStorage
 from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
 from nats_stream_source.errors import ConfigurationError
 from tests.integration.delta.merge_model import Frame, put
@@ -43,7 +43,7 @@ def replace_all(table: Path, revision: int) -> DeltaTable:
 
 def maintained(table: Path, upkeep: Upkeep) -> MaintenanceResult:
     """Maintain a table in this process; it has no layout."""
-    found = DriverEngine(opened_table(str(table), str(table)), None, IndexLimit()).find()
+    found = DriverEngine(TableStorage(str(table), str(table))).find()
     assert found is not None
     return found.maintain(upkeep)
 

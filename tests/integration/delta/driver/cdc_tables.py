@@ -94,11 +94,12 @@ class CdcTable:
 
     def verify_index(self) -> None:
         """The kept indexes equal those that are built from the tables."""
-        for opened, path in (
-            (self.table.opened, self.path),
-            (self.table.opened.state(), self.state_path),
+        self.table.engine.wait()
+        for table, path in (
+            (self.table.engine.find(), self.path),
+            (self.table.engine.find_state(), self.state_path),
         ):
-            opened.wait()
-            if opened.snapshot is not None:
-                opened.snapshot.refresh()
-                assert index_of(opened.snapshot) == index_of(rebuilt(path))
+            if table is not None:
+                snapshot = table.indexed()
+                snapshot.refresh()
+                assert index_of(snapshot) == index_of(rebuilt(path))

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
 
-from nats_stream_source.delta.driver.engine import DriverEngine, opened_table
+from nats_stream_source.delta.driver.engine import DriverEngine
 from nats_stream_source.delta.driver.snapshot import Snapshot
 from nats_stream_source.delta.driver.storage import TableStorage
-from nats_stream_source.delta.limits import IndexLimit
+from nats_stream_source.delta.driver.table import DriverTable
 from nats_stream_source.delta.merge_result import MergeResult
 from nats_stream_source.delta.rules.events import EventBatch, EventShape, EventTable
 from nats_stream_source.delta.rules.layout import Deletes, Layout
@@ -22,7 +22,6 @@ from nats_stream_source.delta.tables import TableChangedError
 from nats_stream_source.delta.upkeep import Upkeep
 from tests.integration.delta.merge_model import Entry
 
-NO_LIMIT = IndexLimit()
 both_writers = pytest.mark.parametrize("vectors", [True, False])
 ARROW = pa.schema(
     [
@@ -50,20 +49,16 @@ class InProcessTable:
         path: Path | str,
         deletes: Deletes = "remove",
         upkeep: Upkeep | None = None,
-        limit: IndexLimit = NO_LIMIT,
+        limit: int | None = None,
         storage_options: dict[str, str] | None = None,
         vectors: bool | None = None,
     ) -> None:
         self.path = str(path)
         self.deletes: Deletes = deletes
         self.upkeep = upkeep
-        self.limit = limit
-        self.vectors = vectors
-        self.storage_options = storage_options
-        self.opened = opened_table(self.path, self.path, storage_options)
-
-    def engine(self) -> DriverEngine:
-        return DriverEngine(self.opened, self.vectors, self.limit)
+        storage = TableStorage(self.path, self.path, storage_options)
+        self._started = partial(DriverEngine, storage, vectors, limit)
+        self.engine = self._started()
 
     def merge(self, *entries: Entry) -> int:
         """Merge a batch of entries; returns the number of rows that changed."""
@@ -79,24 +74,24 @@ class InProcessTable:
     def merge_events(self, rows: pa.Table, shape: EventShape) -> MergeResult:
         batch = EventBatch(shape, EventTable(rows))
         try:
-            return self.engine().merge(batch, self.upkeep)
+            return self.engine.merge(batch, self.upkeep)
         except TableChangedError:
-            return self.engine().merge(batch, self.upkeep)
+            return self.engine.merge(batch, self.upkeep)
 
     def crash(self) -> None:
         """Drop all state, as a process that ends."""
-        self.opened.wait()
-        self.opened = opened_table(self.path, self.path, self.storage_options)
+        self.engine.wait()
+        self.engine = self._started()
 
     def reopen(self) -> None:
         """Open the table as another process does: its rows are only in their files."""
         self.crash()
-        self.opened.open(None, self.limit)
+        self.engine.table.indexed()
 
     @property
     def state(self) -> Snapshot:
-        assert self.opened.snapshot is not None
-        return self.opened.snapshot
+        assert self.engine.table.snapshot is not None
+        return self.engine.table.snapshot
 
 
 def index_of(table: Snapshot) -> dict[bytes, tuple[Any, ...]]:
@@ -110,9 +105,7 @@ def index_of(table: Snapshot) -> dict[bytes, tuple[Any, ...]]:
 
 def rebuilt(path: Path | str, storage_options: dict[str, str] | None = None) -> Snapshot:
     """The state of the newest version, from the table alone."""
-    storage = TableStorage(str(path), str(path), storage_options)
-    newest = DeltaTable(path, storage_options=storage_options)
-    return Snapshot(storage, newest, IndexLimit())
+    return DriverTable(TableStorage(str(path), str(path), storage_options), None).indexed()
 
 
 def model_rows(rows: dict[str, Entry]) -> dict[str, tuple[int, datetime]]:

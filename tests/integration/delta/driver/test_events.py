@@ -47,9 +47,9 @@ def test_random_batches_give_rows_of_model(
         elif choice.random() < 0.2:
             table.table.crash()
         writer.merge(batch)
-        writer.table.opened.wait()
+        writer.table.engine.wait()
         assert table.rows() == model(known)
-        if table.table.opened.snapshot is not None:
+        if table.table.engine.table.snapshot is not None:
             table.verify_index()
         before = table.versions()
         assert not table.merge(choice.choices(known, k=3)).changed

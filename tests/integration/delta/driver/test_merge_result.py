@@ -51,7 +51,7 @@ def test_result_has_index_and_compaction_since_last_one(tmp_path: Path) -> None:
     done = []
     for revision in range(1, 6):
         done.append(table.result(put(f"k{revision}", revision)))
-        table.opened.upkeep.wait()
+        table.engine.wait()
     last = done[-1]
     assert last.index_keys == 5
     assert last.index_bytes > 0

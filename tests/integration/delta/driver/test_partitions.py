@@ -54,7 +54,7 @@ def test_partitions_with_odd_names_are_merged_and_maintained(tmp_path: Path, vec
     del expected["k0-0"]
     assert parts_of(path) == expected
     assert index_of(table.state) == index_of(rebuilt(path))
-    other = InProcessTable(path).engine().find()
+    other = InProcessTable(path).engine.find()
     assert other is not None
     before = len(table.state.files)
     done = other.maintain(Upkeep(retention_hours=1))
@@ -98,7 +98,7 @@ def test_partition_values_are_read_back(
     table.merge(put("k0", 20))  # keeps its partition
     assert parts_of(path)["k0"] == (moved[0], 20)
     assert index_of(table.state) == index_of(rebuilt(path))
-    found = table.engine().find()
+    found = table.engine.find()
     assert found is not None
     for value in values:
         keys = [key for key, (part, _) in parts_of(path).items() if part == value]

@@ -85,7 +85,7 @@ class _Written:
             compact(self.table.state, of_bucket, 1 << 20)
         change_actions(path, "add", lambda add: add.update(tags=_TAGS))
         DeltaTable(path).create_checkpoint()
-        self.table.opened.close()
+        self.table.engine.table.close()
         for bucket in buckets:
             self.merge(
                 _entry(bucket, key, key + 60, "PURGE" if key % 5 else "PUT") for key in range(3, 7)

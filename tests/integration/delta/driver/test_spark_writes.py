@@ -39,12 +39,12 @@ class _Query:
 
     def verify(self) -> None:
         assert table_rows(rows_of(DeltaTable(self.path))) == model_rows(self.model.rows)
-        if self.table.opened.snapshot is None:
+        if self.table.engine.table.snapshot is None:
             return
         try:
             self.table.state.refresh()
         except TableChangedError:  # RESTORE commits the table's metadata
-            self.table.opened.close()
+            self.table.engine.table.close()
         else:
             assert index_of(self.table.state) == index_of(rebuilt(self.path))
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from nats_stream_source.delta.driver.log import DeltaLog
-from nats_stream_source.delta.driver.objects import TableObjects
+from nats_stream_source.delta.driver.storage import TableStorage
 from tests.integration.delta.driver.in_process import InProcessTable, arrow
 from tests.integration.delta.merge_model import put
 
@@ -27,9 +26,8 @@ concat(repeat('l', 40), id) AS lo
 
 
 def statistics_of(path: Path) -> dict[str, Any]:
-    objects = TableObjects.at(str(path), None)
-    last = sorted((path / "_delta_log").glob("*.json"))[-1]
-    (add,) = DeltaLog(objects).files(int(last.stem)).values()
+    state = TableStorage(str(path), str(path)).read_existing()
+    (add,) = state.files.values()
     values: dict[str, Any] = json.loads(add["stats"])
     return values
 

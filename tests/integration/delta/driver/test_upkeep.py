@@ -80,12 +80,12 @@ def test_files_have_about_target_size_and_are_not_compacted_again(
     for start in range(0, 4000, 800):
         values = [random.bytes(500) for _ in range(800)]
         table.merge(*[put(f"k{start + n}", n + 1, value=v) for n, v in enumerate(values)])
-        table.opened.wait()
+        table.engine.wait()
     sizes = [file.add["size"] for _, file in table.state.files.items()]
     assert len([size for size in sizes if size < target / 2]) <= 2
     assert max(sizes) < 2.2 * target
     assert select_files(table.state.files, target, 2) == []
-    found = InProcessTable(path).engine().find()
+    found = InProcessTable(path).engine.find()
     assert found is not None
     found.maintain(upkeep)
     assert found.maintain(upkeep).compacted == 0
@@ -187,19 +187,19 @@ def test_log_is_kept_if_property_forbids_cleanup(tmp_path: Path, by: str, cleanu
     DeltaTable(path).alter.set_table_properties({"delta.enableExpiredLogCleanup": cleanup})
     for revision in range(20, 25):
         table.merge(put("k1", revision))
-        table.opened.wait()
+        table.engine.wait()
     old = time.time() - 40 * 86_400
     for entry in (path / "_delta_log").glob("*.json"):
         os.utime(entry, (old, old))
     table.reopen()  # the entries are no longer those that it has put
     if by == "maintain":
-        found = InProcessTable(path).engine().find()
+        found = InProcessTable(path).engine.find()
         assert found is not None
         found.maintain(upkeep)
     else:
         for revision in range(30, 37):
             table.merge(put("k1", revision))
-            table.opened.wait()
+            table.engine.wait()
     first = (path / "_delta_log" / f"{0:020}.json").exists()
     assert first == (cleanup.lower() == "false")
 
@@ -209,7 +209,7 @@ def test_maintenance_needs_no_index_and_no_layout(tmp_path: Path) -> None:
     path = tmp_path / "t"
     for number in range(4):
         write_deltalake(path, pa.table({"a": [number]}), mode="append")
-    found = InProcessTable(path).engine().find()
+    found = InProcessTable(path).engine.find()
     assert found is not None
     assert found.layout is None
     done = found.maintain(Upkeep())
@@ -225,7 +225,7 @@ def test_damaged_data_file_is_named_by_maintenance(tmp_path: Path) -> None:
     table.merge(put("x", 20))
     damaged = sorted(path.glob("*.parquet"))[0]
     damaged.write_bytes(b"x")
-    found = InProcessTable(path).engine().find()
+    found = InProcessTable(path).engine.find()
     assert found is not None
     with pytest.raises(TableError, match=f"could not maintain .*{damaged.name}.*unchanged"):
         found.maintain(Upkeep())
