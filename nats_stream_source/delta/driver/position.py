@@ -113,11 +113,6 @@ class PositionLog:
         """Let the next position count, also if it is lower: the stream has changed."""
         self.stored = None
 
-    def restart(self) -> None:
-        """Let the next version that is seen be the first one: rows are read again."""
-        self._version = self.stored = self.next = None
-        self.required = self.reads_initial_values = False
-
     def actions(self, table: Snapshot, *, changed: bool) -> list[Action] | None:
         """The actions of the position in the next commit of a table; none if it has no position.
 

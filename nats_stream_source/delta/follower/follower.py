@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from nats_stream_source.connection.connection import Connection
 from nats_stream_source.delta.driver.position import PositionLog, PositionVoidError
-from nats_stream_source.delta.follower.pace import FollowProgress
+from nats_stream_source.delta.follower.pace import FollowProgress, Pace
 from nats_stream_source.delta.follower.run import Run
 from nats_stream_source.delta.follower.table import FollowedTable
 from nats_stream_source.delta.location import TableLocation
@@ -44,6 +44,8 @@ _NOT_OF_A_FOLLOWER = {
     "bucketPattern": "a follower has one bucket; start one for each, or use Spark",
     "ignoreDeletes": "rows of deleted keys would stay; use deletes='mark' to keep them",
     "minRowsPerTrigger": "use the commit interval",
+    "maxRowsPerTrigger": "a commit has the entries that have arrived",
+    "maxBytesPerTrigger": "a commit has the entries that have arrived",
     "maxTriggerDelay": "use the commit interval",
     "minPartitions": "a follower reads with one consumer",
     "discoveryInterval": "a follower has one bucket",
@@ -68,8 +70,7 @@ class Follower:
         commit_interval: the shortest time between two commits, in seconds.
         upkeep: when the table is compacted and vacuumed; None for no upkeep.
         on_merge: called with the result of each merge, in the thread of the event loop.
-        options: options of ``nats_kv`` by their names, as ``servers`` and ``keys``. Those of a
-            micro-batch's size limit a commit.
+        options: options of ``nats_kv`` by their names, as ``servers`` and ``keys``.
 
     Attributes:
         location: of the table.
@@ -98,19 +99,18 @@ class Follower:
         self._adapter = KvFormat(self._options)
         self._adapter.terms = replace(KvFormat.terms, start_anew="follow into a new table")
         self.location = TableLocation(table, "driver", storage_options)
-        rules = ChangeRules.of(deletes=deletes, stored_as_scd_type=2 if history else 1)
-        columns = arrow_schema("nats_kv", self._options.added_columns)
+        self._rules = ChangeRules.of(deletes=deletes, stored_as_scd_type=2 if history else 1)
         assert self._options.bucket is not None
         self.bucket = self._options.bucket
         self.stream = stream_of(self.bucket)
-        self._position = PositionLog(self.stream, _digest(self._options, history=history))
-        self._table = FollowedTable(self.location, rules, columns, self._position, upkeep)
+        self._query = _digest(self._options, history=history)
+        self._upkeep = upkeep
         if not 0 <= commit_interval <= _LONGEST_INTERVAL:
             raise ConfigurationError(
                 f"invalid argument: commit_interval is {commit_interval!r}, expected seconds from "
                 f"0 to {_LONGEST_INTERVAL:,}"
             )
-        self._interval = commit_interval
+        self._pace = Pace(commit_interval)
         self._on_merge = on_merge
         self._stop = asyncio.Event()
         self._run: Run | None = None
@@ -154,20 +154,8 @@ class Follower:
                 try:
                     while True:
                         before = self.progress
-                        self._run = Run(
-                            self._adapter,
-                            self._table,
-                            self._position,
-                            connection,
-                            thread,
-                            self._stop,
-                            interval=self._interval,
-                            once=once,
-                            progress=before,
-                            on_merge=self._on_merge,
-                        )
                         try:
-                            await self._run.run()
+                            await self._run_once(connection, thread, once=once)
                             return self.progress
                         except (PositionVoidError, StreamChangedError) as change:
                             restarts = restarts + 1 if self.progress.rows == before.rows else 0
@@ -181,7 +169,28 @@ class Follower:
                 finally:
                     self._stop.clear()
                     self._adapter.finish()
-                    await asyncio.to_thread(self._table.close)
+
+    async def _run_once(
+        self, connection: SharedConnection, thread: ThreadPoolExecutor, *, once: bool
+    ) -> None:
+        position = PositionLog(self.stream, self._query)
+        columns = arrow_schema("nats_kv", self._options.added_columns)
+        table = FollowedTable(self.location, self._rules, columns, position, self._upkeep)
+        self._run = Run(
+            self._adapter,
+            table,
+            connection,
+            thread,
+            self._stop,
+            self._pace,
+            once=once,
+            progress=self.progress,
+            on_merge=self._on_merge,
+        )
+        try:
+            await self._run.run()
+        finally:
+            await asyncio.to_thread(table.close)
 
 
 def _parsed(options: dict[str, str], *, history: bool) -> KvOptions:

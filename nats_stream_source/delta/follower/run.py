@@ -1,13 +1,12 @@
 """How a follower keeps its table equal to a bucket: reading, commits, start.
 
 **Reading.** One endless ordered consumer at the stream leader
-(:mod:`nats_stream_source.rows.endless`) delivers entries, which wait in a buffer. A buffer of 64
-MiB is full: the reader pauses, and the server's flow control stops the deliveries.
+(:mod:`nats_stream_source.rows.endless`) delivers entries, which wait for the next commit. With 64
+MiB of them the reader pauses, and the server's flow control stops the deliveries.
 
 **Commits.** A thread merges what has arrived since the last commit, at the times of :mod:`pace`,
 and commits the position behind it. Reading goes on meanwhile. Entries that change no row make no
-commit. The position is then committed alone once it is 60 s behind, before the stream removes the
-messages after it, and at the end.
+commit. The position is then committed alone once it is 60 s behind, and at the end.
 
 **Start.** With a position in the table, the stream is compared with it
 (:mod:`nats_stream_source.rows.data_loss`), and reading goes on exactly there. Without one, the
@@ -30,8 +29,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from nats_stream_source.aio.tasks import cancel_and_wait, run_to_completion, wait_cancellable
-from nats_stream_source.delta.driver.position import PositionLog, StreamPosition
-from nats_stream_source.delta.follower.buffer import Buffer
+from nats_stream_source.delta.driver.position import StreamPosition
 from nats_stream_source.delta.follower.pace import FollowProgress, Pace
 from nats_stream_source.delta.follower.table import FollowedTable
 from nats_stream_source.delta.merge_result import MergeResult
@@ -50,7 +48,7 @@ from nats_stream_source.logs import field_logger
 from nats_stream_source.options import DeliverPolicy
 from nats_stream_source.rows.data_loss import DataLossCheck, timestamp_at
 from nats_stream_source.rows.data_loss_report import report_aged_out
-from nats_stream_source.rows.endless import EndlessRead
+from nats_stream_source.rows.endless import Arrived, EndlessRead
 from nats_stream_source.rows.kv import KvFormat
 from nats_stream_source.rows.offsets import Position
 from nats_stream_source.rows.sequence_gaps import SequenceGapTracker
@@ -61,7 +59,7 @@ _T = TypeVar("_T")
 
 _log = field_logger(__name__)
 
-_BUFFER_BYTES = 64 << 20
+_WAITING_BYTES = 64 << 20
 _POLL_INTERVAL = 2.0  # seconds between two requests of the stream's state
 _STOP_TIMEOUT = 2.0  # seconds
 _END_TIMEOUT = 10.0  # seconds until the tasks have ended
@@ -78,11 +76,10 @@ class Run:
     Args:
         adapter: the query of the bucket.
         table: of the follower.
-        position: of the follower, in the table's log.
         connection: of the follower.
         thread: calls the table's methods.
         stop: is set to end the run.
-        interval: the shortest time between two commits, in seconds.
+        pace: the time between two commits.
         once: whether the run ends when the table has what the bucket had at the start.
         progress: of the earlier runs.
         on_merge: called with the result of each merge.
@@ -95,12 +92,11 @@ class Run:
         self,
         adapter: KvFormat,
         table: FollowedTable,
-        position: PositionLog,
         connection: SharedConnection,
         thread: ThreadPoolExecutor,
         stop: asyncio.Event,
+        pace: Pace,
         *,
-        interval: float,
         once: bool,
         progress: FollowProgress,
         on_merge: Callable[[MergeResult], None] | None,
@@ -109,19 +105,19 @@ class Run:
         self._adapter, self._options = adapter, adapter.options
         assert adapter.options.bucket is not None
         self._bucket: str = adapter.options.bucket
-        self._table, self._stored = table, position
+        self._table, self._stored = table, table.position
         self._connection, self._thread, self._stop = connection, thread, stop
-        self._once, self._on_merge, self._pace = once, on_merge, Pace(interval)
-        common = adapter.options.common
-        self._buffer = Buffer(common.max_rows_per_trigger, common.max_bytes_per_trigger)
+        self._once, self._on_merge, self._pace = once, on_merge, pace
+        self._waiting: list[Arrived] = []
+        self._waiting_bytes = 0
+        self._taken, self._taken_time = 0, 0  # the last message that was taken; time 0: not known
         self._changed = asyncio.Event()  # entries have arrived
-        self._room = asyncio.Event()  # the buffer was emptied
+        self._room = asyncio.Event()  # the entries that waited were taken
         self._urgent = asyncio.Event()  # the next commit does not wait
         self._check = DataLossCheck(self._adapter, connection, time.monotonic)
         self._gaps: SequenceGapTracker | None = None
         self._seen: list[pa.Array] | None = None  # keys of the initial values, if rows may be gone
         self._committed = time.monotonic()  # the last position
-        self._merged_through = 0  # a query of Spark has merged entries up to this sequence
         self._done = 0  # the table has the entries up to this sequence
 
     async def run(self) -> None:
@@ -150,8 +146,7 @@ class Run:
         )
         if self._adapter.missing_is_loss(self._scope) and not last_per_subject:
             allowed = self._check.expiry_allowed_through(info.name, at.stream_seq, at)
-            required_after = max(at.stream_seq, self._merged_through)
-            self._gaps = SequenceGapTracker(required_after + 1, allowed)
+            self._gaps = SequenceGapTracker(at.stream_seq + 1, allowed)
         self._read = EndlessRead(
             self._adapter,
             self._connection,
@@ -161,8 +156,8 @@ class Run:
             last_per_subject=last_per_subject,
             at_leader=True,
         )
-        self._buffer.sequence = self._done = at.stream_seq
-        self._buffer.time = nanoseconds(at.time) if at.time else None
+        self._taken = self._done = at.stream_seq
+        self._taken_time = nanoseconds(at.time) if at.time else 0
         _log.info(
             "follower reads the bucket",
             stream=info.name,
@@ -190,7 +185,6 @@ class Run:
             for task in (*tasks, stop):
                 task.cancel()
             await asyncio.wait({*tasks, stop}, timeout=_END_TIMEOUT)
-            self._table.count_keys()
             self._report()
 
     # -- start ----------------------------------------------------------------------------------
@@ -219,14 +213,7 @@ class Run:
             )
             lagging = info
             info = await self._retry(lambda: self._check.caught_up(known, lagging))
-            if info.first_seq > known.stream_seq + 1:
-                # A query of Spark may have gone on: what it has merged is not required again.
-                created = nanoseconds(info.created) // 1000
-                newest = await self._in_thread(self._table.newest_revision, created)
-                self._merged_through = newest
-            resumed = await self._retry(
-                lambda: self._check.resume_from(known, info, merged_through=self._merged_through)
-            )
+            resumed = await self._retry(lambda: self._check.resume_from(known, info))
             assert resumed is not None  # a mirror has caught up, or does not lag any more
             if resumed.epoch:
                 self._stored.forget()
@@ -294,16 +281,16 @@ class Run:
                     self._seen.append(arrived.rows["key"])
                 if self._gaps is not None:
                     self._gaps.add(arrived.messages.stream_seq)
-                self._buffer.add(arrived)
+                self._waiting.append(arrived)
+                self._waiting_bytes += arrived.rows.nbytes
                 self._changed.set()
-                while self._buffer.nbytes > _BUFFER_BYTES:
+                while self._waiting_bytes > _WAITING_BYTES:
                     self._urgent.set()
                     self._room.clear()
                     await self._room.wait()
 
     async def _poll(self) -> None:
         """Look at the stream from time to time: its leader, its ends."""
-        counted = -1
         while True:
             info = await self._retry(self._leaders_info)
             if info.created != self._info.created:
@@ -313,9 +300,6 @@ class Run:
             self._info = info
             self._read.update(info)
             await self._in_thread(self._table.refresh)
-            if self.progress.commits != counted:  # a count reads the whole index
-                counted = self.progress.commits
-                self._table.count_keys()
             self._report()
             await asyncio.sleep(_POLL_INTERVAL)
 
@@ -340,7 +324,7 @@ class Run:
     async def _wait(self, until: float) -> None:
         """Wait for entries, and until the time of the next commit; at most a second."""
         self._changed.clear()
-        if not len(self._buffer) and not self._ended():
+        if not self._waiting and not self._ended():
             try:
                 await wait_cancellable(1.0, self._changed.wait())
             except asyncio.TimeoutError:
@@ -352,17 +336,20 @@ class Run:
     async def _commit(self) -> None:
         """Merge what has arrived, and the position if it is due."""
         ends = not self._complete and self._read.complete
-        batches = self._buffer.take()
+        arrived, self._waiting, self._waiting_bytes = self._waiting, [], 0
         self._room.set()
         if not self._stop.is_set():
             self._urgent.clear()
-        if not batches and self._read.through > self._buffer.sequence:
-            # Messages that the filter leaves out follow the last entry.
-            self._buffer.sequence, self._buffer.time = self._read.through, None
-        sequence = self._buffer.sequence
-        if batches and self._gaps is not None:
+        batches = [one.rows for one in arrived]
+        if arrived:
+            last = arrived[-1].messages
+            self._taken, self._taken_time = int(last.stream_seq[-1]), int(last.time[-1])
             await self._verify_gaps()
-        if ends and not len(self._buffer):
+        elif self._read.through > self._taken:
+            # Messages that the filter leaves out follow the last entry.
+            self._taken, self._taken_time = self._read.through, 0
+        sequence = self._taken
+        if ends:
             if self._seen is not None:
                 await self._merge(batches, None)
                 seen = self._seen
@@ -378,16 +365,15 @@ class Run:
 
     async def _position(self) -> StreamPosition:
         """The position behind the entries that were taken."""
-        buffer = self._buffer
-        if buffer.time is None:
+        if not self._taken_time:
 
             async def stored_time() -> str | None:
                 jetstream = await self._connection.jetstream()
-                return await timestamp_at(jetstream, self._info, buffer.sequence)
+                return await timestamp_at(jetstream, self._info, self._taken)
 
             time = await self._retry(stored_time)
-            buffer.time = nanoseconds(time) if time else 0
-        return StreamPosition(self._created, buffer.sequence, buffer.time)
+            self._taken_time = nanoseconds(time) if time else 0
+        return StreamPosition(self._created, self._taken, self._taken_time)
 
     async def _merge(
         self,
@@ -418,8 +404,7 @@ class Run:
 
     async def _verify_gaps(self) -> None:
         """Report messages that aged out before they were read, where all are required."""
-        assert self._gaps is not None
-        if not self._gaps.has_gaps:
+        if self._gaps is None or not self._gaps.has_gaps:
             return
         info = await self._retry(self._leaders_info)
         received = self._read.position
@@ -438,13 +423,8 @@ class Run:
     def _position_is_due(self, sequence: int) -> bool:
         """Whether a position is committed without a row."""
         stored = self._stored.stored
-        if stored is None or not self._is_ahead(sequence):
-            return stored is None
-        # Where all messages are required, the stream can remove those after the stored position
-        # before the read advances as far again.
-        first, passed = self._info.first_seq, sequence - stored.sequence
-        nearly_removed = self._gaps is not None and first > 1 and stored.sequence - first < passed
-        return nearly_removed or time.monotonic() - self._committed >= _POSITION_LAG
+        late = time.monotonic() - self._committed >= _POSITION_LAG
+        return stored is None or (late and self._is_ahead(sequence))
 
     def _ended(self) -> bool:
         """Whether ``once`` is fulfilled."""
@@ -469,8 +449,8 @@ class Run:
         behind, seconds = max(0, info.last_seq - done), None
         if not behind:
             seconds = 0.0
-        elif self._buffer.time and info.last_time:
-            seconds = max(0, nanoseconds(info.last_time) - self._buffer.time) / 1e9
+        elif self._taken_time and info.last_time:
+            seconds = max(0, nanoseconds(info.last_time) - self._taken_time) / 1e9
         self.progress = replace(
             self.progress,
             revision=done,

@@ -30,7 +30,6 @@ from nats_stream_source.delta.rules.events import (
 )
 from nats_stream_source.delta.rules.layout import ORDER_COLUMNS, SEQUENCE
 from nats_stream_source.delta.rules.order import DecidingEvents
-from nats_stream_source.delta.rules.reconciled import open_row_columns, open_rows
 from nats_stream_source.delta.tables import EngineRefusedError, TableChangedError
 from nats_stream_source.delta.upkeep import Upkeep
 from nats_stream_source.errors import ConfigurationError
@@ -49,9 +48,6 @@ class FollowedTable:
         columns: of the entries.
         position: of the follower, in the table's log.
         upkeep: what is due after a commit; None for no upkeep.
-
-    Attributes:
-        keys: the number of rows at the last :meth:`count_keys`.
     """
 
     def __init__(
@@ -63,8 +59,7 @@ class FollowedTable:
         upkeep: Upkeep | None,
     ) -> None:
         self.name = location.name
-        self.keys = 0
-        self._position = position
+        self.position = position
         self._upkeep = upkeep
         storage = TableStorage(location.name, location.uri, location.storage_options)
         self._engine = DriverEngine(storage, position=position)
@@ -72,6 +67,12 @@ class FollowedTable:
         self._columns = pa.schema([columns.field(name) for name in selected])
         order = ORDER_COLUMNS if rules.scd_type == 1 else (SEQUENCE,)
         self._shape = event_shape(self._columns, rules, columns.names, order)
+
+    @property
+    def keys(self) -> int:
+        """The number of rows; 0 while the table is not open."""
+        snapshot = self._engine.table.snapshot
+        return 0 if snapshot is None else sum(one.live_rows for one in [*snapshot.files.values()])
 
     def open(self) -> StreamPosition | None:
         """Open the table, or create it; returns its position, None if it does not have one.
@@ -81,13 +82,10 @@ class FollowedTable:
                 changed without Spark.
             TableError: the storage failed, or a file is damaged.
         """
-        self._position.restart()
-        self._engine.table.close()
         # An empty merge verifies the layout, and creates the table.
         self._merge(EventBatch(self._shape, EventTable(self._columns.empty_table())))
-        self._position.read(self._engine.table.opened())
-        self.count_keys()
-        return self._position.stored
+        self.position.read(self._engine.table.opened())
+        return self.position.stored
 
     def refresh(self) -> None:
         """Read the commits of other writers.
@@ -98,7 +96,7 @@ class FollowedTable:
 
         def verify() -> None:
             self._engine.table.read(lambda _: None)
-            self._position.actions(self._engine.table.opened(), changed=False)
+            self.position.actions(self._engine.table.opened(), changed=False)
 
         self._changed(verify)
 
@@ -116,7 +114,7 @@ class FollowedTable:
             PositionVoidError: another writer has restored a version of the table.
             and the errors of :func:`nats_stream_source.delta.merge`.
         """
-        self._position.next, self._position.required = position, required
+        self.position.next, self.position.required = position, required
         events = DecidingEvents(self._columns, self._shape.layout)
         for batch in batches:
             events.add(batch.select(self._columns.names))
@@ -148,35 +146,17 @@ class FollowedTable:
             keys = [codec.raw_key(key) if codec.key else key for key in rows["key"].to_pylist()]
             return rows.filter(pa.array([bool(matches.match(key)) for key in keys], pa.bool_()))
 
-        self._position.next, self._position.required = None, False
+        self.position.next, self.position.required = None, False
         deletes = self._shape.layout.deletes
         self._changed(
             lambda: compare_with_bucket(
                 self._engine, self.name, bucket, settings, codec, deletes, unseen
             )
         )
-        self.count_keys()
-
-    def newest_revision(self, created: int) -> int:
-        """The greatest revision of the rows of a stream; 0 if there are none.
-
-        Args:
-            created: creation time of the stream, in microseconds since 1970.
-        """
-        table = self._engine.table
-        columns = open_row_columns(table.schema.names)
-        rows = open_rows(table.scan(columns, {}))
-        rows = rows.filter(pc.equal(rows["stream_created"].cast(pa.int64()), created))
-        return int(pc.max(rows["revision"]).as_py() or 0)
 
     def close(self) -> None:
         """Wait for upkeep that still runs."""
         self._engine.wait()
-
-    def count_keys(self) -> None:
-        """Set ``keys``."""
-        snapshot = self._engine.table.snapshot
-        self.keys = 0 if snapshot is None else len(snapshot.index.live())
 
     def _merge(self, batch: EventBatch) -> MergeResult:
         return self._changed(lambda: self._engine.merge(batch, self._upkeep))
