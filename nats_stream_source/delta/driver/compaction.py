@@ -1,7 +1,7 @@
 """Data files that are written again: their live rows move to new files, and so does the index.
 
 **By a merge,** where the table does not have deletion vectors: the live rows of the files that the
-merge touches, together with its own rows.
+merge touches.
 
 **By compaction:** fewer files, and no removed rows in them. The files of a partition are in classes
 of size, each ten times as large as the one below. Once a class has enough files, their live rows
@@ -18,11 +18,10 @@ files vectors of these; without deletion vectors the attempt is dropped. The com
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from pyroaring import BitMap64
 
 from nats_stream_source.delta.conflicts import retry_conflicts
@@ -38,7 +37,7 @@ from nats_stream_source.delta.driver.log import (
     removal,
     with_vector,
 )
-from nats_stream_source.delta.driver.snapshot import Snapshot
+from nats_stream_source.delta.driver.snapshot import Replaced, Snapshot
 from nats_stream_source.delta.driver.vectors import VectorFile
 from nats_stream_source.delta.rules.reading import Integers
 
@@ -53,7 +52,7 @@ _MOST_FILES = 500  # of one compaction
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class _Source:
     """A file whose rows move to others.
 
     Attributes:
@@ -69,31 +68,80 @@ class Source:
     start: int
 
 
-class Moves:
-    """The rows of files in the index, and where they are among all rows that move.
+class Rewrite:
+    """The live rows of files of one partition, written to new files.
 
-    Rows may be taken out of the sources beside this, and none is added to them.
+    Rows may be taken out of the files beside this, and none is added to them.
+
+    Args:
+        files: by number; their vectors have the rows that do not move.
+        target_bytes: size of a new file.
+        data_change: whether the commit changes rows.
+
+    Attributes:
+        written: the ``add`` of each new file, and its number of rows.
     """
 
-    def __init__(self, snapshot: Snapshot, sources: Sequence[Source]) -> None:
-        self._index = snapshot.index
-        self._slots, self._files = self._index.in_files([source.number for source in sources])
-        rows, self._at = self._index.row[self._slots], np.empty(len(self._slots), np.int64)
-        for source in sources:
-            of_source = self._files == source.number
-            self._at[of_source] = np.searchsorted(source.rows, rows[of_source]) + source.start
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        files: Mapping[int, LiveFile],
+        target_bytes: int,
+        *,
+        data_change: bool,
+    ) -> None:
+        self._snapshot = snapshot
+        self._data_change = data_change
+        self._sources: list[_Source] = []
+        partition = next(iter(files.values())).add["partitionValues"]
+        writer = PartitionWriter(snapshot.objects, partition, target_bytes, data_change=data_change)
+        count = 0
+        for number, file in files.items():
+            rows = file.live_positions()
+            self._sources.append(_Source(number, file, rows, count))
+            count += len(rows)
+            if len(rows):
+                writer.add(snapshot.rows_at(file, rows, snapshot.stored_columns))
+        writer.finish()
+        self.written = writer.files
+        if snapshot.indexed:
+            index = snapshot.index
+            self._slots, self._files = index.in_files([*files])
+            at, self._at = index.row[self._slots], np.empty(len(self._slots), np.int64)
+            for source in self._sources:
+                of_source = self._files == source.number
+                self._at[of_source] = np.searchsorted(source.rows, at[of_source]) + source.start
 
-    def apply(self, files: NDArray[np.int32], counts: Sequence[int]) -> None:
-        """Put the rows into the files that they have moved to.
+    def removals(self) -> tuple[list[Action], Replaced]:
+        """The actions that remove the files which are still live, and these files."""
+        files = self._snapshot.files
+        live = [source.number for source in self._sources if source.number in files]
+        removed = [removal(files[n].add, data_change=self._data_change) for n in live]
+        return removed, [(number, None) for number in live]
+
+    def removed_since(self) -> Integers:
+        """The positions of moved rows that were removed meanwhile, among all rows that move."""
+        removed, files = [np.empty(0, np.int64)], self._snapshot.files
+        for source in self._sources:
+            since = source.rows
+            if source.number in files:
+                since = positions(files[source.number].vector - source.file.vector)
+            removed.append(np.searchsorted(source.rows, since) + source.start)
+        return np.concatenate(removed)
+
+    def apply(self, new: Sequence[LiveFile | None]) -> None:
+        """Add the new files, and put the rows into them.
 
         Args:
-            files: their numbers; -1 for one without a live row.
-            counts: the rows of each.
+            new: None for a file without a live row.
         """
-        still = self._index.file[self._slots] == self._files
-        number, at = places(self._at[still], counts)
-        self._index.file[self._slots[still]] = files[number]
-        self._index.row[self._slots[still]] = at
+        files = [-1 if file is None else self._snapshot.files.add(file) for file in new]
+        if self._snapshot.indexed:
+            index = self._snapshot.index
+            still = index.file[self._slots] == self._files
+            number, at = places(self._at[still], [rows for _, rows in self.written])
+            index.file[self._slots[still]] = np.array(files, np.int32)[number]
+            index.row[self._slots[still]] = at
 
 
 def places(at: Integers, counts: Sequence[int]) -> tuple[Integers, Integers]:
@@ -109,38 +157,23 @@ def select_files(files: LiveFiles, target_bytes: int, small_files: int) -> list[
     Args:
         files: of the table.
         target_bytes: files of half this size or more are not joined with others.
-        small_files: how many files more than one a class may have, if that is less than usual.
+        small_files: how many files more than one a class may have, if that is less than usual; 1
+            for as few files as possible, whatever their classes.
     """
     classes: dict[tuple[object, int], list[int]] = defaultdict(list)
     for number, file in files.items():
-        if _mostly_removed(file) and file.add["size"] >= _SMALL_BYTES:
+        mostly_removed = 2 * file.live_rows < file.rows
+        if mostly_removed and (small_files == 1 or file.add["size"] >= _SMALL_BYTES):
             return [number]
         if 2 * file.live_bytes < target_bytes:
-            classes[file.partition, _size_class(file.live_bytes)].append(number)
+            size = 0 if small_files == 1 else _size_class(file.live_bytes)
+            classes[file.partition, size].append(number)
     due = [
         numbers
         for (_, size), numbers in classes.items()
         if len(numbers) > min(small_files, (FILES_PER_CLASS if size else SMALL_FILES) - 1)
     ]
     return max(due, key=len, default=[])[:_MOST_FILES]
-
-
-def all_small_files(files: LiveFiles, target_bytes: int) -> list[list[int]]:
-    """The files that compaction joins if each partition is to have as few as possible."""
-    groups: dict[object, list[int]] = defaultdict(list)
-    for number, file in files.items():
-        if 2 * file.live_bytes < target_bytes or _mostly_removed(file):
-            groups[file.partition].append(number)
-    parts = [
-        numbers[start : start + _MOST_FILES]
-        for numbers in groups.values()
-        for start in range(0, len(numbers), _MOST_FILES)
-    ]
-    return [part for part in parts if len(part) > 1 or _mostly_removed(files[part[0]])]
-
-
-def _mostly_removed(file: LiveFile) -> bool:
-    return 2 * file.live_rows < file.rows
 
 
 def _size_class(size: int) -> int:
@@ -160,68 +193,33 @@ def compact(snapshot: Snapshot, numbers: Sequence[int], target_bytes: int) -> in
     with snapshot.lock:
         if not all(number in snapshot.files for number in numbers):
             return None
-        files = [(number, snapshot.files[number]) for number in numbers]
-    sources, count = [], 0
-    for number, file in files:
-        sources.append(Source(number, file, file.live_positions(), count))
-        count += file.live_rows
-    partition = files[0][1].add["partitionValues"]
-    writer = PartitionWriter(snapshot.objects, partition, target_bytes, data_change=False)
-    for source in sources:
-        if len(source.rows):
-            writer.add(snapshot.rows_at(source.file, source.rows, snapshot.stored_columns))
-    writer.finish()
-    moves = Moves(snapshot, sources) if snapshot.indexed else None
+        files = {number: snapshot.files[number] for number in numbers}
+    rewrite = Rewrite(snapshot, files, target_bytes, data_change=False)
 
     def commit() -> int | None:
         with snapshot.lock:
             snapshot.refresh()
-            return _commit(snapshot, sources, moves, writer.files)
+            return _commit(snapshot, rewrite)
 
     return retry_conflicts(commit, snapshot.name, (VersionExistsError,))
 
 
-def _commit(
-    snapshot: Snapshot,
-    sources: Sequence[Source],
-    moves: Moves | None,
-    written: Sequence[tuple[Action, int]],
-) -> int | None:
-    present = [source for source in sources if source.number in snapshot.files]
-    removed = _removed_since(snapshot, sources)
+def _commit(snapshot: Snapshot, rewrite: Rewrite) -> int | None:
+    removed = rewrite.removed_since()
     if len(removed) and not snapshot.vectors:
         return None
-    counts = [rows for _, rows in written]
-    of_file, at = places(removed, counts)
+    of_file, at = places(removed, [rows for _, rows in rewrite.written])
     vectors = VectorFile()
     new: list[LiveFile | None] = []
-    for number, (add, rows) in enumerate(written):
+    for number, (add, rows) in enumerate(rewrite.written):
         vector = BitMap64(at[of_file == number])
         if vector:
-            descriptor = vectors.add(vector)
-            add = with_vector(add, descriptor, rows, data_change=False)
+            add = with_vector(add, vectors.add(vector), rows, data_change=False)
         new.append(LiveFile(add, rows, vector) if len(vector) < rows else None)
     if content := vectors.content():
         snapshot.objects.put(vectors.name, content)
     live = [file for file in new if file is not None]
-    actions = [removal(snapshot.files[s.number].add, data_change=False) for s in present]
+    actions, replaced = rewrite.removals()
     actions += [{"add": file.add} for file in live]
-
-    def update() -> None:
-        files = [-1 if file is None else snapshot.files.add(file) for file in new]
-        if moves is not None:
-            moves.apply(np.array(files, np.int32), counts)
-
-    snapshot.commit("OPTIMIZE", actions, [(source.number, None) for source in present], update)
+    snapshot.commit("OPTIMIZE", actions, replaced, lambda: rewrite.apply(new))
     return len(live)
-
-
-def _removed_since(snapshot: Snapshot, sources: Sequence[Source]) -> Integers:
-    """The positions of moved rows that were removed meanwhile."""
-    removed = [np.empty(0, np.int64)]
-    for source in sources:
-        since = source.rows
-        if source.number in snapshot.files:
-            since = positions(snapshot.files[source.number].vector - source.file.vector)
-        removed.append(np.searchsorted(source.rows, since) + source.start)
-    return np.concatenate(removed)

@@ -3,7 +3,7 @@
 **A commit.** 1. The rule reads the rows of a batch's keys, most of it from the index, and returns
 the changes. 2. The new rows are written. 3. The positions of the old rows join the deletion vector
 of each data file that has one of them, all vectors of the commit in one object. A table without
-deletion vectors gets the other rows of these files again, beside the new ones. 4. The log's next
+deletion vectors gets the other rows of these files again, in new files. 4. The log's next
 entry is put, which must not exist: ``remove`` and ``add`` of the files. A process that ends before
 step 4 leaves objects that no version names; after it, the version is complete.
 
@@ -17,8 +17,8 @@ writer takes the next version first, the change begins again with its commit, bo
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import TypeVar
 
@@ -28,12 +28,11 @@ import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from nats_stream_source.delta.conflicts import retry_conflicts
-from nats_stream_source.delta.driver.compaction import Moves, Source, places
+from nats_stream_source.delta.driver.compaction import Rewrite, places
 from nats_stream_source.delta.driver.data_files import (
     LiveFile,
     PartitionWriter,
     partitions,
-    positions,
     read_data_file,
     removed_rows,
 )
@@ -73,7 +72,6 @@ _TARGET_BYTES = DEFAULT_UPKEEP.target_file_bytes
 
 _log = field_logger(__name__)
 _T = TypeVar("_T")
-_Partition = tuple[tuple[str, str | None], ...]
 
 
 class DriverTable:
@@ -235,7 +233,7 @@ class DriverTable:
             return retry_conflicts(lambda: attempt(snapshot), snapshot.name, (VersionExistsError,))
 
         result = self._run("merge the batch into", work)
-        snapshot = self.opened()
+        snapshot, maintained = self.opened(), self.upkeep.take_done()
         if result.changed:
             self.upkeep.after_commit(snapshot, upkeep)
         written, reported = snapshot.objects.written_bytes, self._reported_bytes
@@ -246,7 +244,7 @@ class DriverTable:
             files=len(snapshot.files),
             index_keys=len(snapshot.index),
             index_bytes=snapshot.index.nbytes,
-            maintained=self.upkeep.take_done(),
+            maintained=maintained,
         )
 
     def add_columns(self, columns: Sequence[pa.Field]) -> None:
@@ -325,82 +323,58 @@ def _commit(
     touched = {
         number: BitMap64(old_rows[numbers == number]) for number in np.unique(numbers).tolist()
     }
+    rewrites: list[Rewrite] = []
     if snapshot.vectors:
         actions, replaced = snapshot.with_vectors(touched, data_change=True)
-        written = _write(snapshot, rows, {}, target_bytes)
     else:
-        actions = [removal(snapshot.files[n].add, data_change=True) for n in touched]
+        of_partition: dict[object, dict[int, LiveFile]] = defaultdict(dict)
+        for number, removed in touched.items():
+            file = snapshot.files[number]
+            left = LiveFile(file.add, file.rows, file.vector | removed)
+            of_partition[file.partition][number] = left
+        rewrites = [
+            Rewrite(snapshot, files, target_bytes, data_change=True)
+            for files in of_partition.values()
+        ]
+        actions = [removal(snapshot.files[number].add, data_change=True) for number in touched]
         replaced = [(number, None) for number in touched]
-        written = _write(snapshot, rows, touched, target_bytes)
-    actions += [*({"add": add} for add, _ in written.files), *others]
-    moves = Moves(snapshot, written.sources) if written.sources else None
-    counts = [count for _, count in written.files]
+    written, at = _write(snapshot, rows, target_bytes)
+    for files in (*(rewrite.written for rewrite in rewrites), written):
+        actions += [{"add": add} for add, _ in files]
 
     def update() -> None:
         index.file[old] = NO_FILE
-        added = [LiveFile(add, count) for add, count in written.files]
-        files = np.array([snapshot.files.add(file) for file in added], np.int32)
-        if moves is not None:
-            moves.apply(files, counts)
-        number, where = places(written.at, counts)
-        index.put(rows, changes.replaced, files[number], where)
+        for rewrite in rewrites:
+            rewrite.apply([LiveFile(add, count) for add, count in rewrite.written])
+        files = [snapshot.files.add(LiveFile(add, count)) for add, count in written]
+        number, where = places(at, [count for _, count in written])
+        index.put(rows, changes.replaced, np.array(files, np.int32)[number], where)
 
-    snapshot.commit("MERGE", actions, replaced, update)
-
-
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """The rows that a commit writes, partition by partition: those of touched files, then new ones.
-
-    Attributes:
-        files: the ``add`` of each file, and its number of rows.
-        sources: the touched files.
-        at: the position of each new row among all rows.
-    """
-
-    files: list[tuple[Action, int]]
-    sources: list[Source]
-    at: Integers
+    snapshot.commit("MERGE", [*actions, *others], replaced, update)
 
 
 def _write(
-    snapshot: Snapshot, rows: pa.Table, touched: Mapping[int, BitMap64], target_bytes: int
-) -> _Written:
-    """Write rows, and the other ones of touched files.
+    snapshot: Snapshot, rows: pa.Table, target_bytes: int
+) -> tuple[list[tuple[Action, int]], Integers]:
+    """Write rows, partition by partition.
 
-    Args:
-        touched: the removed rows of files, by number.
+    Returns:
+        the ``add`` of each file and its number of rows, and the position of each row in all files.
     """
-    of_partition: dict[_Partition, list[tuple[int, LiveFile]]] = defaultdict(list)
-    for number in touched:
-        of_partition[snapshot.files[number].partition].append((number, snapshot.files[number]))
-    new = {
-        tuple(sorted(values.items())): at.to_numpy()
-        for values, at in partitions(rows, snapshot.partition_columns)
-    }
-    stored, none = rows.select(snapshot.stored_columns), np.empty(0, np.int64)
-    written, count = _Written([], [], np.empty(len(rows), np.int64)), 0
-    for partition in {**of_partition, **new}:
-        writer = PartitionWriter(snapshot.objects, dict(partition), target_bytes)
-        kept = of_partition.get(partition, [])
-        for number, file in kept:
-            left = np.setdiff1d(file.live_positions(), positions(touched[number]), True)
-            written.sources.append(Source(number, file, left, count))
-            if len(left):
-                writer.add(snapshot.rows_at(file, left, snapshot.stored_columns))
-                count += len(left)
-        at = new.get(partition, none)
-        if len(at):
-            writer.add(stored if len(at) == len(stored) else stored.take(pa.array(at)))
-            written.at[at] = count + np.arange(len(at))
-            count += len(at)
+    stored = rows.select(snapshot.stored_columns)
+    written: list[tuple[Action, int]] = []
+    position, count = np.empty(len(rows), np.int64), 0
+    for partition, at in partitions(rows, snapshot.partition_columns):
+        whole = len(at) == len(rows)
+        writer = PartitionWriter(snapshot.objects, partition, target_bytes)
+        writer.add(stored if whole else stored.take(at))
         writer.finish()
-        written.files.extend(writer.files)
-        if not kept and len(writer.files) == 1:
-            snapshot.keep(
-                writer.files[0][0], rows if len(at) == len(rows) else rows.take(pa.array(at))
-            )
-    return written
+        written += writer.files
+        position[at.to_numpy()] = count + np.arange(len(at))
+        count += len(at)
+        if len(writer.files) == 1:
+            snapshot.keep(writer.files[0][0], rows if whole else rows.take(at))
+    return written, position
 
 
 def _new_columns(

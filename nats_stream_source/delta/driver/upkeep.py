@@ -15,8 +15,10 @@ from __future__ import annotations
 import posixpath
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 
 import pyarrow as pa
 import tenacity
@@ -24,13 +26,14 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from nats_stream_source.delta.conflicts import first_line
-from nats_stream_source.delta.driver.compaction import all_small_files, compact, select_files
+from nats_stream_source.delta.driver.compaction import compact, select_files
 from nats_stream_source.delta.driver.log import DamagedLogError, now_ms
 from nats_stream_source.delta.driver.snapshot import Snapshot
 from nats_stream_source.delta.driver.storage import TableStorage
 from nats_stream_source.delta.driver.vectors import VectorError, is_vector_path, vector_file_name
 from nats_stream_source.delta.tables import TableChangedError
 from nats_stream_source.delta.upkeep import (
+    DEFAULT_UPKEEP,
     MaintenanceResult,
     Upkeep,
     crosses,
@@ -63,8 +66,7 @@ class BackgroundUpkeep:
         self._storage = storage
         self._thread: threading.Thread | None = None
         self._maintained: int | None = None  # the version at the last look
-        self._done = MaintenanceResult()
-        self._lock = threading.Lock()  # of ``_done``
+        self._done: deque[MaintenanceResult] = deque()
 
     def after_commit(self, table: Snapshot, upkeep: Upkeep | None) -> None:
         """Start what is due after a commit, unless the thread still runs.
@@ -75,19 +77,23 @@ class BackgroundUpkeep:
         """
         if self._thread is not None and self._thread.is_alive():
             return
+        small_files = None if upkeep is None else upkeep.compact_files
+        target_bytes = (
+            DEFAULT_UPKEEP.target_file_bytes if upkeep is None else (upkeep.target_file_bytes)
+        )
         with table.lock:
             version = table.version
             since = version - 1 if self._maintained is None else self._maintained
-            files = self._due(table, upkeep)
+            due = small_files is not None and select_files(table.files, target_bytes, small_files)
         checkpoint = crosses(table.checkpoint_commits, since, version)
         vacuum_due = upkeep is not None and upkeep.vacuum_due(since, version)
         self._maintained = version
-        if not (files or checkpoint or vacuum_due):
+        if not (due or checkpoint or vacuum_due):
             return
 
         def work() -> None:
-            if files and upkeep is not None:
-                self._compact(table, upkeep, files)
+            if small_files is not None and due:
+                self._compact(table, target_bytes, small_files)
             if checkpoint or vacuum_due:
                 # A listing of the log beside commits can miss an entry, which reads as a gap.
                 opening = tenacity.Retrying(
@@ -99,7 +105,7 @@ class BackgroundUpkeep:
                 target.create_checkpoint()
                 if vacuum_due and upkeep is not None:
                     deleted = _delete_expired(target, table, upkeep)
-                    self._add(MaintenanceResult(deleted=deleted))
+                    self._done.append(MaintenanceResult(deleted=deleted))
                     _log.info("maintained the table", table=self._storage.name, deleted=deleted)
 
         self._thread = threading.Thread(
@@ -109,13 +115,10 @@ class BackgroundUpkeep:
 
     def take_done(self) -> MaintenanceResult:
         """What was done since the last call."""
-        with self._lock:
-            done, self._done = self._done, MaintenanceResult()
+        done = MaintenanceResult()
+        while self._done:
+            done += self._done.popleft()
         return done
-
-    def _add(self, result: MaintenanceResult) -> None:
-        with self._lock:
-            self._done += result
 
     def wait(self) -> None:
         """Wait until the thread has ended."""
@@ -130,30 +133,17 @@ class BackgroundUpkeep:
                 "could not maintain the table", table=self._storage.name, error=first_line(error)
             )
 
-    def _due(self, table: Snapshot, upkeep: Upkeep | None) -> list[int]:
-        if upkeep is None or upkeep.compact_files is None:
-            return []
-        return select_files(table.files, upkeep.target_file_bytes, upkeep.compact_files)
-
-    def _compact(self, table: Snapshot, upkeep: Upkeep, files: list[int]) -> None:
-        begin, compacted, written = time.monotonic(), 0, 0
-        for _ in range(_COMPACTIONS):
-            new = compact(table, files, upkeep.target_file_bytes)
-            if new is None:  # a merge has touched a file: the next commit tries again
-                break
-            compacted, written = compacted + len(files), written + new
-            with table.lock:
-                files = self._due(table, upkeep)
-            if not files:
-                break
-        self._add(MaintenanceResult(compacted, written))
-        seconds = round(time.monotonic() - begin, 2)
+    def _compact(self, table: Snapshot, target_bytes: int, small_files: int) -> None:
+        begin, done = time.monotonic(), MaintenanceResult()
+        for one in islice(_compactions(table, target_bytes, small_files), _COMPACTIONS):
+            done += one
+        self._done.append(done)
         _log.info(
             "maintained the table",
             table=self._storage.name,
-            compacted=compacted,
-            written=written,
-            seconds=seconds,
+            compacted=done.compacted,
+            written=done.written,
+            seconds=round(time.monotonic() - begin, 2),
         )
 
 
@@ -169,7 +159,14 @@ def maintain(storage: TableStorage, table: Snapshot, upkeep: Upkeep) -> Maintena
         TableError: a file is damaged, or the storage failed.
     """
     try:
-        result = _compact_all(table, upkeep)
+        with table.lock:
+            table.refresh()
+        result = MaintenanceResult()
+        try:
+            for one in _compactions(table, upkeep.target_file_bytes, 1):
+                result += one
+        except (TableChangedError, TableConflictError) as error:
+            result += skipped_after_conflict(error)
         target = storage.delta_rs()
         target.create_checkpoint()
         return replace(result, deleted=_delete_expired(target, table, upkeep))
@@ -177,20 +174,20 @@ def maintain(storage: TableStorage, table: Snapshot, upkeep: Upkeep) -> Maintena
         raise maintenance_error(storage.name, error) from error
 
 
-def _compact_all(table: Snapshot, upkeep: Upkeep) -> MaintenanceResult:
-    result = MaintenanceResult()
-    with table.lock:
-        table.refresh()
-        groups = all_small_files(table.files, upkeep.target_file_bytes)
-    for numbers in groups:
-        try:
-            new = compact(table, numbers, upkeep.target_file_bytes)
-        except (TableChangedError, TableConflictError) as error:
-            return result + skipped_after_conflict(error)
+def _compactions(
+    table: Snapshot, target_bytes: int, small_files: int
+) -> Iterator[MaintenanceResult]:
+    """Compact files as long as that is due, or until a merge removes one of their rows."""
+    while True:
+        with table.lock:
+            files = select_files(table.files, target_bytes, small_files)
+        if not files:
+            return
+        new = compact(table, files, target_bytes)
         if new is None:
-            return result + skipped_after_conflict(TableChangedError("it removed rows"))
-        result += MaintenanceResult(len(numbers), new)
-    return result
+            yield skipped_after_conflict(TableChangedError("it removed rows"))
+            return
+        yield MaintenanceResult(len(files), new)
 
 
 def _delete_expired(target: DeltaTable, table: Snapshot, upkeep: Upkeep) -> int:
