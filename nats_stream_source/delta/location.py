@@ -29,10 +29,9 @@ TableArgument = str | os.PathLike[str]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")  # two characters: `C:\` is no scheme
 _URI = re.compile(r"([^:/]+:(?://[^/]*)?)(.*)", re.DOTALL)
-_ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_NOT_OF_DELTA_LAKE = re.compile("[`\0\ud800-\udfff]")  # the last ones are not Unicode text
 # Tried with deltalake 1.6.6: it decodes escapes a second time, and fails at the others.
-_NOT_OF_DELTA_RS = re.compile(rf"{_ESCAPE.pattern}|[\[\]|^]|{_CONTROL.pattern}")
+_NOT_OF_DELTA_RS = re.compile(r"%[0-9A-Fa-f]{2}|[\[\]|^\x00-\x1f\x7f]")
 
 
 @dataclass(frozen=True)
@@ -59,11 +58,8 @@ class TableLocation:
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "uri", _normalised(name) if is_path(name) else name)
         if self.engine not in get_args(Engine):
-            given: str = self.engine
-            renamed = "; 'driver' has replaced 'delta-rs'" if given == "delta-rs" else ""
             raise ConfigurationError(
-                f"invalid argument: engine is {self.engine!r}, expected 'auto', 'driver' or "
-                f"'spark'{renamed}"
+                f"invalid argument: engine is {self.engine!r}, expected 'auto', 'driver' or 'spark'"
             )
         if self.storage_options is not None and self.engine == "spark":
             raise ConfigurationError(
@@ -115,9 +111,9 @@ class TableLocation:
             return "the table is a name in the catalog"
         if not driver_installed():
             return "the package deltalake is not installed"
-        scheme = scheme_of(self.name)
         if (problem := self._path_problem) is not None:
             return problem
+        scheme = scheme_of(self.name)
         if self.storage_options is not None or scheme == "file":
             return None
         if scheme:
@@ -131,42 +127,25 @@ class TableLocation:
     @property
     def _path_problem(self) -> str | None:
         """Why delta-rs cannot name the directory; None if it can."""
-        path = self.uri
-        found = _NOT_OF_DELTA_RS.search(path)
-        if found is None and scheme_of(path):
-            found = re.search(r"[?#]", path)
-        if found is None and os.sep == "/" and not scheme_of(path):
-            found = re.search(r"\\", path)
-        return None if found is None else reason(PATH, PATH_CHARACTERS, found[0])
+        others = "?#" if scheme_of(self.uri) else "\\" if os.sep == "/" else ""
+        found = [match[0] for match in _NOT_OF_DELTA_RS.finditer(self.uri)]
+        found += [character for character in others if character in self.uri]
+        return reason(PATH, PATH_CHARACTERS, found[0]) if found else None
 
     def _validate_path(self) -> None:
         """Raise ConfigurationError for a path that does not name one directory for all engines."""
         if not self.is_path:
             return
         failed = f"invalid argument: table is {self.name!r}"
-        try:
-            self.name.encode()
-        except UnicodeEncodeError as error:
+        if (found := _NOT_OF_DELTA_LAKE.search(self.name)) is not None:
             raise ConfigurationError(
-                f"{failed}, which is not Unicode text; rename the directory"
-            ) from error
-        if "`" in self.name:
-            raise ConfigurationError(
-                f"{failed}, a path with a backquote, which Delta Lake does not take; rename the "
+                f"{failed}, a path with {found[0]!r}, which Delta Lake does not take; rename the "
                 f"directory"
             )
-        if "\0" in self.name:
-            raise ConfigurationError(f"{failed}, expected a path without a null character")
-        scheme = scheme_of(self.name)
-        if scheme == "file" and not _is_local(self.name):
+        local = ("file:", "file://", "file://localhost")
+        if scheme_of(self.name) == "file" and _parts(self.name)[0].lower() not in local:
             raise ConfigurationError(
                 f"{failed}, a URI with a host; write file:///… for a path on this machine"
-            )
-        escape = _ESCAPE.search(self.name)
-        if scheme and escape and (scheme == "file" or self.storage_options is not None):
-            raise ConfigurationError(
-                f"{failed}, whose {escape[0]!r} Spark takes literally and delta-rs decodes; write "
-                f"{'the path without a scheme' if scheme == 'file' else 'a URI without escapes'}"
             )
         if self.engine == "driver" and (problem := self._path_problem) is not None:
             raise ConfigurationError(
@@ -217,10 +196,6 @@ def _parts(uri: str) -> tuple[str, str]:
     match = _URI.match(uri)
     assert match is not None  # it has a scheme
     return match[1], match[2]
-
-
-def _is_local(uri: str) -> bool:
-    return _parts(uri)[0].lower() in ("file:", "file://", "file://localhost")
 
 
 def _collapsed(path: str) -> str:

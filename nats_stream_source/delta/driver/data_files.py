@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import quote, unquote
@@ -24,10 +25,12 @@ from nats_stream_source.delta.driver.log import Action, now_ms, stored_rows
 from nats_stream_source.delta.driver.objects import TableObjects
 from nats_stream_source.delta.driver.statistics import Statistics
 from nats_stream_source.delta.driver.vectors import VectorError, vector_path, vector_rows
-from nats_stream_source.delta.refused import path_outside
 from nats_stream_source.delta.rules.reading import Integers
-from nats_stream_source.delta.tables import EngineRefusedError
 
+LARGEST_FILE = 4 << 20
+"""Size of a data file up to which its rows are kept."""
+
+_MAX_BYTES = 64 << 20
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -182,10 +185,9 @@ def read_data_file(
     """Columns of a data file with the table's types; null where the file lacks a column.
 
     Raises:
-        EngineRefusedError: the file is outside of the table.
         OSError: the file does not exist, is damaged, or the store failed.
     """
-    path = _inside(add)
+    path = unquote(add["path"])
     try:
         with objects.reader(path) as source:
             file = pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
@@ -212,18 +214,12 @@ def file_rows(objects: TableObjects, add: Action) -> int:
     """The number of rows of a data file, by its statistics if it has them."""
     if (rows := stored_rows(add)) is not None:
         return rows
-    path = _inside(add)
+    path = unquote(add["path"])
     try:
         with objects.reader(path) as source:
             return int(pq.read_metadata(source).num_rows)
     except pa.ArrowInvalid as error:
         raise OSError(f"data file {path} is damaged: {first_line(error)}") from error
-
-
-def _inside(add: Action) -> str:
-    if (problem := path_outside([add["path"]])) is not None:
-        raise EngineRefusedError(problem)
-    return unquote(add["path"])
 
 
 def removed_rows(objects: TableObjects, add: Action, rows: int) -> BitMap64:
@@ -266,3 +262,35 @@ def partitions(
         for index, at in enumerate(group.column("_at_list")):
             # The log has null for an empty text, too.
             yield {name: group.column(name)[index].as_py() or None for name in columns}, at.values
+
+
+class RowCache:
+    """The rows of small data files that were written lately, by the path of the file.
+
+    A compaction reads the files of the last commits, which took most of its time. A version of a
+    history is closed by writing its row again, so each batch reads the open rows of its keys,
+    mostly in such files, too. A data file never changes, so its rows are kept while it is live and
+    there is room; the file that was used the longest time ago goes first.
+    """
+
+    def __init__(self) -> None:
+        self._files: OrderedDict[str, pa.Table] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, path: str) -> pa.Table | None:
+        """The rows of a file, removed ones included; None if they are not kept."""
+        if path in self._files:
+            self._files.move_to_end(path)
+        return self._files.get(path)
+
+    def put(self, path: str, rows: pa.Table) -> None:
+        """Keep the rows of a file that is not kept."""
+        self._files[path] = rows
+        self._bytes += rows.nbytes
+        while self._bytes > _MAX_BYTES:
+            self._bytes -= self._files.popitem(last=False)[1].nbytes
+
+    def drop(self, path: str) -> None:
+        """Drop the rows of a file that is no longer live."""
+        if (rows := self._files.pop(path, None)) is not None:
+            self._bytes -= rows.nbytes

@@ -7,6 +7,12 @@ integers or timestamps. Other sequences are read from the files. A slot without 
 is that of an identity whose row was removed; it takes the slot again when it returns.
 
 Memory, measured: 56 bytes for each row of entries plus the bytes of its key.
+
+**Several rows of a key,** as in a history or its state table: the identity of a row is longer than
+the key, and a *chain* leads from a key to the slots of all its rows. ``head`` has the last slot of
+a key, and ``next`` the slot before it. A slot whose row was removed stays in its chain, since the
+row with this identity takes it again. Memory: 30 bytes for each key plus its bytes, and 10 for each
+row.
 """
 
 from __future__ import annotations
@@ -20,9 +26,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from nats_stream_source.delta.driver.key_index import KeyIndex, Keys, encoded_keys
-from nats_stream_source.delta.driver.row_chains import RowChains, from_sequence
 from nats_stream_source.delta.rules.layout import SEQUENCE, Layout
-from nats_stream_source.delta.rules.order import sequence_parts
+from nats_stream_source.delta.rules.order import greater, sequence_parts
 from nats_stream_source.delta.rules.reading import Integers
 from nats_stream_source.errors import ConfigurationError
 
@@ -62,7 +67,7 @@ class RowIndex:
         self._order = tuple(np.empty(0, np.int64) for _ in parts)
         order = layout.row_order if parts else ()
         self.columns = tuple(dict.fromkeys((*self._keys, *order)))
-        self._chains = RowChains() if self.several else None
+        self._chains = _Chains() if self.several else None
         self._slots = KeyIndex()
         self._file = np.empty(0, np.int32)
         self._row = np.empty(0, np.uint32)
@@ -111,7 +116,7 @@ class RowIndex:
         if self._order and SEQUENCE in keys.column_names:
             since = keys.select([SEQUENCE]).rename_columns(self._layout.row_order)
             starts = [part[slots] for part in self.order]
-            slots = slots[from_sequence(starts, of_key, self._order_values(since))]
+            slots = slots[_from_sequence(starts, of_key, self._order_values(since))]
         return np.asarray(slots)
 
     def has_columns(self, columns: Sequence[str]) -> bool:
@@ -199,7 +204,8 @@ class RowIndex:
         self._require_different(rows, keys, slots)
         new = np.flatnonzero(slots < 0)
         slots[new] = self._slots.insert(keys.take(new))
-        self._reserve()
+        self._file, self._row = _grown(self._file, len(self)), _grown(self._row, len(self))
+        self._order = tuple(_grown(part, len(self)) for part in self._order)
         if self._chains is not None and len(new):
             of_new = rows.select(list(self._layout.keys)).take(pa.array(new))
             self._chains.add(self._encoded(of_new, self._layout.keys), slots[new])
@@ -230,13 +236,6 @@ class RowIndex:
         slots[present] = np.where(self.file[slots[present]] == NO_FILE, -1, slots[present])
         return slots
 
-    def _reserve(self) -> None:
-        """Grow the arrays to the number of slots."""
-        if len(self) > len(self._file):
-            capacity = max(len(self), len(self._file) + len(self._file) // 4)
-            self._file, self._row = _grown(self._file, capacity), _grown(self._row, capacity)
-            self._order = tuple(_grown(part, capacity) for part in self._order)
-
     def _order_values(self, rows: pa.Table) -> list[Integers]:
         order = rows.select(list(self._layout.row_order)).cast(self._order_schema)
         parts = sequence_parts(order, self._layout.row_order).columns
@@ -262,7 +261,84 @@ def _joined(kind: pa.DataType, parts: Iterator[pa.Array]) -> pa.Array:
     return pa.StructArray.from_arrays(fields, fields=list(kind), mask=pa.array(nulls))
 
 
-def _grown(array: NDArray[_Number], capacity: int) -> NDArray[_Number]:
-    grown = np.empty(capacity, array.dtype)
+class _Chains:
+    """The slots of the rows of each key; see the module."""
+
+    def __init__(self) -> None:
+        self._keys = KeyIndex()
+        self._head = np.empty(0, np.int64)
+        self._next = np.empty(0, np.int64)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of the chains in bytes."""
+        return self._keys.nbytes + int(self._head.nbytes + self._next.nbytes)
+
+    def add(self, keys: pa.LargeBinaryArray, slots: Integers) -> None:
+        """Add new slots.
+
+        Args:
+            keys: of each slot's row, as ``encoded_keys`` returns them.
+            slots: none of them in a chain yet.
+        """
+        if not len(slots):
+            return
+        encoded = keys.dictionary_encode()
+        distinct = Keys.of(encoded.dictionary)
+        numbers = self._keys.find(distinct)
+        missing = np.flatnonzero(numbers < 0)
+        numbers[missing] = self._keys.insert(distinct.take(missing))
+        self._head = _grown(self._head, len(self._keys), -1)
+        self._next = _grown(self._next, int(slots.max()) + 1, -1)
+        of_row = numbers[encoded.indices.to_numpy()]
+        order = np.argsort(of_row, kind="stable")
+        of_row, slots = of_row[order], slots[order]
+        first = np.diff(of_row, prepend=-1) != 0
+        self._next[slots] = np.where(first, self._head[of_row], np.roll(slots, 1))
+        last = np.append(first[1:], True)
+        self._head[of_row[last]] = slots[last]
+
+    def slots(self, keys: pa.LargeBinaryArray) -> tuple[Integers, Integers]:
+        """The slots of the rows of keys and the position of each one's key.
+
+        Slots whose row was removed are among them.
+
+        Args:
+            keys: each of them once.
+        """
+        numbers = self._keys.find(Keys.of(keys))
+        of_key = np.flatnonzero(numbers >= 0)
+        slots = self._head[numbers[of_key]]
+        found, keys_found = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        while len(slots):
+            found.append(slots)
+            keys_found.append(of_key)
+            slots = self._next[slots]
+            slots, of_key = slots[slots >= 0], of_key[slots >= 0]
+        return np.concatenate(found), np.concatenate(keys_found)
+
+
+def _from_sequence(
+    starts: Sequence[Integers], of_key: Integers, since: Sequence[Integers]
+) -> Integers:
+    """The positions of rows, from the last one of a key that starts before a sequence on.
+
+    Args:
+        starts: the parts of the start of each row.
+        of_key: the number of each row's key.
+        since: the parts of the sequence of each key.
+    """
+    is_before = greater([part[of_key] for part in since], starts)
+    before = np.flatnonzero(is_before)
+    before = before[np.lexsort((*(part[before] for part in starts[::-1]), of_key[before]))]
+    last = before[np.diff(of_key[before], append=-1) != 0]
+    return np.concatenate([np.flatnonzero(~is_before), last])
+
+
+def _grown(array: NDArray[_Number], size: int, fill: int = 0) -> NDArray[_Number]:
+    """The array with at least this size."""
+    if size <= len(array):
+        return array
+    grown = np.full(max(size, len(array) + len(array) // 4), fill, array.dtype)
     grown[: len(array)] = array
     return grown

@@ -14,9 +14,8 @@ import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import Any, NamedTuple
-from urllib.parse import unquote, urlsplit
 
 import obstore
 import pyarrow as pa
@@ -25,39 +24,20 @@ from obstore.store import LocalStore, from_url
 from obstore.store import ObjectStore as Store
 
 from nats_stream_source.delta.conflicts import first_line
+from nats_stream_source.delta.location import scheme_of
 from nats_stream_source.delta.refused import REFUSED, STORE, reason
 from nats_stream_source.delta.tables import EngineRefusedError
 from nats_stream_source.errors import ConfigurationError
 
 # delta-rs takes all options in one mapping; obstore has one for the store, one for the HTTP client
-# and one for retries. The names of the latter two, without a store's prefix.
-_CLIENT = frozenset(
-    {
-        "allow_http",
-        "allow_invalid_certificates",
-        "connect_timeout",
-        "http1_only",
-        "http2_only",
-        "http2_keep_alive_interval",
-        "http2_keep_alive_timeout",
-        "http2_keep_alive_while_idle",
-        "http2_max_frame_size",
-        "pool_idle_timeout",
-        "pool_max_idle_per_host",
-        "proxy_url",
-        "proxy_ca_certificate",
-        "proxy_excludes",
-        "randomize_addresses",
-        "timeout",
-        "user_agent",
-    }
+# and one for retries. The names of the second one, without a store's prefix.
+_CLIENT = re.compile(
+    r"allow_(http|invalid_certificates)|(connect_)?timeout|http1_only|http2_\w+|pool_\w+|proxy_\w+"
+    r"|randomize_addresses|user_agent"
 )
 _PREFIXES = ("aws_", "azure_", "google_")
 # Options with which delta-rs commits in another way than by an object that must not exist.
 _REFUSED = {one.name for one in REFUSED if one.kind == STORE}
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")  # two characters: `C:\` is no scheme
-
-
 _refuse_existing: set[object] = set()
 """The stores of this process that refuse an object that exists."""
 
@@ -101,7 +81,7 @@ class TableObjects:
         """The directory of a table.
 
         Args:
-            uri: an absolute path, or a URI.
+            uri: an absolute path, or the URI of an object store.
             options: delta-rs's ``storage_options``.
             create: create the directory on a local disk if it does not exist.
 
@@ -110,12 +90,11 @@ class TableObjects:
                 delta-rs's own kind.
             FileNotFoundError: there is no such directory on the local disk.
         """
-        path = _local_path(uri)
-        if path is not None:
-            if not create and not os.path.isdir(path):
-                raise FileNotFoundError(path)
-            with _failures(path):
-                return cls(LocalStore(path, mkdir=create))
+        if not scheme_of(uri):
+            if not create and not os.path.isdir(uri):
+                raise FileNotFoundError(uri)
+            with _failures(uri):
+                return cls(LocalStore(uri, mkdir=create))
         options = options or {}
         return cls(_remote(uri, options), "/".join(uri.split("/")[:3]), frozenset(options.items()))
 
@@ -155,14 +134,11 @@ class TableObjects:
         """
         if not paths:
             return {}
-        if isinstance(self._store, LocalStore):
-            directory, found = str(self._store.prefix), {}
+        if isinstance(self._store, LocalStore):  # faster than a list
+            found = {}
             for path in paths:
                 with suppress(FileNotFoundError):
-                    stat = os.stat(os.path.join(directory, path))
-                    modified = datetime.fromtimestamp(stat.st_mtime, timezone.utc)
-                    identity = f"{stat.st_ino:x}-{stat.st_mtime_ns:x}"
-                    found[path] = ObjectInfo(stat.st_size, identity, modified)
+                    found[path] = _info(obstore.head(self._store, path))
             return found
         before = paths[0][:-1]  # a shorter text comes before a longer one
         return dict(self.list(posixpath.dirname(before), before))
@@ -178,10 +154,7 @@ class TableObjects:
         with _failures(prefix or ""):
             for page in obstore.list(self._store, prefix, offset=after):
                 for meta in page:
-                    yield (
-                        meta["path"],
-                        ObjectInfo(meta["size"], meta["e_tag"], meta["last_modified"]),
-                    )
+                    yield meta["path"], _info(meta)
 
     def delete(self, paths: Sequence[str]) -> None:
         """Delete objects; one that does not exist is ignored."""
@@ -213,11 +186,8 @@ class TableObjects:
             )
 
 
-def _local_path(uri: str) -> str | None:
-    scheme = _SCHEME.match(uri)
-    if scheme and scheme[1].lower() == "file":
-        return unquote(urlsplit(uri).path)
-    return None if scheme else uri
+def _info(meta: obstore.ObjectMeta) -> ObjectInfo:
+    return ObjectInfo(meta["size"], meta["e_tag"], meta["last_modified"])
 
 
 def _remote(uri: str, options: Mapping[str, str]) -> Store:
@@ -240,7 +210,7 @@ def _split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str], 
         short = next((lower.removeprefix(p) for p in _PREFIXES if lower.startswith(p)), lower)
         if lower in _REFUSED:
             raise EngineRefusedError(reason(STORE, lower, name))
-        if short in _CLIENT:
+        if _CLIENT.fullmatch(short):
             client[short] = value
         elif lower == "max_retries":
             retry["max_retries"] = int(value)

@@ -25,8 +25,10 @@ import pyarrow as pa
 from pyroaring import BitMap64
 
 from nats_stream_source.delta.driver.data_files import (
+    LARGEST_FILE,
     LiveFile,
     LiveFiles,
+    RowCache,
     file_rows,
     positions,
     read_data_file,
@@ -43,7 +45,6 @@ from nats_stream_source.delta.driver.log import (
     with_vector,
 )
 from nats_stream_source.delta.driver.objects import ObjectInfo
-from nats_stream_source.delta.driver.row_cache import LARGEST_FILE, RowCache
 from nats_stream_source.delta.driver.storage import TableStorage, schema_of
 from nats_stream_source.delta.driver.vectors import VectorFile
 from nats_stream_source.delta.refused import DELETION_VECTORS
