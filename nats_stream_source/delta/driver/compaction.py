@@ -144,6 +144,19 @@ class Rewrite:
             index.row[self._slots[still]] = at
 
 
+def rewritten(
+    snapshot: Snapshot, files: Mapping[int, LiveFile], target_bytes: int, *, data_change: bool
+) -> list[Rewrite]:
+    """Write the live rows of files of any partition to new files; see :class:`Rewrite`."""
+    of_partition: dict[object, dict[int, LiveFile]] = defaultdict(dict)
+    for number, file in files.items():
+        of_partition[file.partition][number] = file
+    return [
+        Rewrite(snapshot, members, target_bytes, data_change=data_change)
+        for members in of_partition.values()
+    ]
+
+
 def places(at: Integers, counts: Sequence[int]) -> tuple[Integers, Integers]:
     """Which of several files has each row, and where, by its position in all of them."""
     starts = np.cumsum([0, *counts])

@@ -24,11 +24,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nats_stream_source.delta.driver.objects import (
-    ObjectExistsError,
-    ObjectInfo,
-    TableObjects,
-)
+from nats_stream_source.delta.driver.objects import ObjectExistsError, TableObjects
 
 Action = dict[str, Any]
 FileId = tuple[str, str | None]
@@ -113,7 +109,8 @@ class DeltaLog:
             DamagedLogError: a file of the log is missing or cannot be read.
         """
         entries, checkpoints = [-1], dict[tuple[int, int], list[str]]()
-        for path, _ in self._objects.list(_LOG):
+        for one in self._objects.list(_LOG):
+            path = one["path"]
             if match := _COMMIT.fullmatch(path):
                 entries.append(int(match[1]))
             elif match := _CHECKPOINT.fullmatch(path):
@@ -156,15 +153,15 @@ class DeltaLog:
             raise DamagedLogError(f"{path} is damaged")
         return Commit(version, actions)
 
-    def identities(self, versions: Iterable[int]) -> dict[int, ObjectInfo]:
+    def identities(self, versions: Iterable[int]) -> dict[int, object]:
         """What changes if an entry is replaced; a missing entry is left out.
 
         Args:
             versions: in ascending order.
         """
         of_path = {_commit_path(version): version for version in versions}
-        infos = self._objects.infos(list(of_path))
-        return {of_path[path]: info for path, info in infos.items() if path in of_path}
+        found = self._objects.identities(list(of_path))
+        return {of_path[path]: one for path, one in found.items() if path in of_path}
 
     def put(self, version: int, operation: str, actions: Iterable[Action]) -> None:
         """Commit a version.

@@ -14,8 +14,7 @@ import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import datetime
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import obstore
 import pyarrow as pa
@@ -42,16 +41,12 @@ _refuse_existing: set[object] = set()
 """The stores of this process that refuse an object that exists."""
 
 
+if TYPE_CHECKING:
+    from obstore import ObjectMeta
+
+
 class ObjectExistsError(Exception):
     """An object that must not exist exists."""
-
-
-class ObjectInfo(NamedTuple):
-    """What the store reports of an object; another object under its path differs in it."""
-
-    size: int
-    e_tag: str | None
-    last_modified: datetime
 
 
 class TableObjects:
@@ -126,26 +121,24 @@ class TableObjects:
             obstore.put(self._store, path, content, mode="create" if create else "overwrite")
         self.written_bytes += len(content)
 
-    def infos(self, paths: Sequence[str]) -> dict[str, ObjectInfo]:
-        """What the store reports of objects of one directory; one request for all.
+    def identities(self, paths: Sequence[str]) -> dict[str, object]:
+        """What another object under its path differs in; one request for all.
 
         Args:
-            paths: in ascending order; one of a missing object is left out.
+            paths: in one directory, in ascending order; that of a missing object is left out.
         """
-        if not paths:
-            return {}
-        if isinstance(self._store, LocalStore):  # faster than a list
-            found = {}
+        found: dict[str, object] = {}
+        if paths and isinstance(self._store, LocalStore):
             for path in paths:
                 with suppress(FileNotFoundError):
-                    found[path] = _info(obstore.head(self._store, path))
-            return found
-        before = paths[0][:-1]  # a shorter text comes before a longer one
-        return dict(self.list(posixpath.dirname(before), before))
+                    stat = os.stat(os.path.join(str(self._store.prefix), path))
+                    found[path] = stat.st_ino, stat.st_mtime_ns, stat.st_size
+        elif paths:
+            before = paths[0][:-1]  # a shorter text comes before a longer one
+            found = {one["path"]: one for one in self.list(posixpath.dirname(before), before)}
+        return found
 
-    def list(
-        self, prefix: str | None = None, after: str | None = None
-    ) -> Iterator[tuple[str, ObjectInfo]]:
+    def list(self, prefix: str | None = None, after: str | None = None) -> Iterator[ObjectMeta]:
         """The objects whose paths begin with a directory, in no particular order.
 
         Args:
@@ -153,8 +146,7 @@ class TableObjects:
         """
         with _failures(prefix or ""):
             for page in obstore.list(self._store, prefix, offset=after):
-                for meta in page:
-                    yield meta["path"], _info(meta)
+                yield from page
 
     def delete(self, paths: Sequence[str]) -> None:
         """Delete objects; one that does not exist is ignored."""
@@ -184,10 +176,6 @@ class TableObjects:
                 f"exist (If-None-Match: *), expected an error; of two writers one would lose its "
                 f"commit: use a store that has conditional puts"
             )
-
-
-def _info(meta: obstore.ObjectMeta) -> ObjectInfo:
-    return ObjectInfo(meta["size"], meta["e_tag"], meta["last_modified"])
 
 
 def _remote(uri: str, options: Mapping[str, str]) -> Store:

@@ -44,7 +44,6 @@ from nats_stream_source.delta.driver.log import (
     removal,
     with_vector,
 )
-from nats_stream_source.delta.driver.objects import ObjectInfo
 from nats_stream_source.delta.driver.storage import TableStorage, schema_of
 from nats_stream_source.delta.driver.vectors import VectorFile
 from nats_stream_source.delta.refused import DELETION_VECTORS
@@ -104,7 +103,7 @@ class Snapshot:
         self._index: RowIndex | None = None
         self._cache = RowCache()
         self._broken = False
-        self._identities: dict[int, ObjectInfo] = {}
+        self._identities: dict[int, object] = {}
         self._at(state.version)
         for add in state.files.values():
             self._add_file(add)
@@ -316,9 +315,7 @@ class Snapshot:
 
     # -- own commits ----------------------------------------------------------------------------
 
-    def with_vectors(
-        self, rows: Mapping[int, BitMap64], *, data_change: bool
-    ) -> tuple[list[Action], Replaced]:
+    def with_vectors(self, rows: Mapping[int, BitMap64]) -> tuple[list[Action], Replaced]:
         """The actions that remove rows of files, by number, and the files as they are then.
 
         Writes the object with the new vectors.
@@ -329,11 +326,11 @@ class Snapshot:
         for number, removed in rows.items():
             file = self.files[number]
             vector = file.vector | removed
-            actions.append(removal(file.add, data_change=data_change))
+            actions.append(removal(file.add, data_change=True))
             if len(vector) == file.rows:
                 replaced.append((number, None))
                 continue
-            add = with_vector(file.add, vectors.add(vector), file.rows, data_change=data_change)
+            add = with_vector(file.add, vectors.add(vector), file.rows, data_change=True)
             actions.append({"add": add})
             replaced.append((number, LiveFile(add, file.rows, vector)))
         if content := vectors.content():

@@ -94,7 +94,7 @@ class TableStorage:
         """
         objects = self.objects(create=True)
         log = DeltaLog(objects)
-        if any(True for _ in objects.list()) and log.newest() is None:
+        if any(objects.list()) and log.newest() is None:
             raise not_a_table_error(self.name)
         with suppress(VersionExistsError):
             log.put(0, "CREATE TABLE", _first_actions(schema, properties, vectors=vectors))

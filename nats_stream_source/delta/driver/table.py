@@ -16,10 +16,8 @@ writer takes the next version first, the change begins again with its commit, bo
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import groupby
 from typing import TypeVar
 
 import numpy as np
@@ -28,23 +26,21 @@ import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from nats_stream_source.delta.conflicts import retry_conflicts
-from nats_stream_source.delta.driver.compaction import Rewrite, places
+from nats_stream_source.delta.driver.compaction import Rewrite, places, rewritten
 from nats_stream_source.delta.driver.data_files import (
     LiveFile,
     PartitionWriter,
     partitions,
-    read_data_file,
-    removed_rows,
 )
 from nats_stream_source.delta.driver.index import NO_FILE
 from nats_stream_source.delta.driver.log import (
     Action,
+    Commit,
     DeltaLog,
     LogState,
     VersionExistsError,
     removal,
 )
-from nats_stream_source.delta.driver.objects import TableObjects
 from nats_stream_source.delta.driver.position import PositionLog
 from nats_stream_source.delta.driver.snapshot import Snapshot
 from nats_stream_source.delta.driver.storage import TableStorage, changed_metadata, schema_of
@@ -175,7 +171,12 @@ class DriverTable:
                 for file in snapshot.files.values():
                     rows = snapshot.rows_at(file, file.live_positions(), names)
                     for name, values in where.items():
-                        rows = rows.filter(_is_one_of(rows[name], values))
+                        column = rows[name]  # a struct is compared with null only
+                        rows = rows.filter(
+                            pc.is_null(column)
+                            if values == (None,)
+                            else pc.is_in(column, pa.array(values, column.type))
+                        )
                     parts.append(rows.select(list(columns)))
             return pa.concat_tables(parts)
 
@@ -268,7 +269,7 @@ class DriverTable:
             schema = with_new_columns(name, before, columns)
             if schema is not before:
                 require_storable_names(name, schema)
-                operation, actions = _new_columns(self._storage.objects(), state, schema)
+                operation, actions = _new_columns(self._storage, state, schema)
                 DeltaLog(self._storage.objects()).put(state.version + 1, operation, actions)
                 log_new_columns(name, before, schema)
 
@@ -325,30 +326,27 @@ def _commit(
     }
     rewrites: list[Rewrite] = []
     if snapshot.vectors:
-        actions, replaced = snapshot.with_vectors(touched, data_change=True)
+        actions, replaced = snapshot.with_vectors(touched)
     else:
-        of_partition: dict[object, dict[int, LiveFile]] = defaultdict(dict)
-        for number, removed in touched.items():
-            file = snapshot.files[number]
-            left = LiveFile(file.add, file.rows, file.vector | removed)
-            of_partition[file.partition][number] = left
-        rewrites = [
-            Rewrite(snapshot, files, target_bytes, data_change=True)
-            for files in of_partition.values()
-        ]
-        actions = [removal(snapshot.files[number].add, data_change=True) for number in touched]
-        replaced = [(number, None) for number in touched]
+        files = {number: snapshot.files[number] for number in touched}
+        left = {
+            number: LiveFile(file.add, file.rows, file.vector | touched[number])
+            for number, file in files.items()
+        }
+        rewrites = rewritten(snapshot, left, target_bytes, data_change=True)
+        actions = [removal(file.add, data_change=True) for file in files.values()]
+        replaced = [(number, None) for number in files]
     written, at = _write(snapshot, rows, target_bytes)
-    for files in (*(rewrite.written for rewrite in rewrites), written):
-        actions += [{"add": add} for add, _ in files]
+    for new in (*(rewrite.written for rewrite in rewrites), written):
+        actions += [{"add": add} for add, _ in new]
 
     def update() -> None:
         index.file[old] = NO_FILE
         for rewrite in rewrites:
             rewrite.apply([LiveFile(add, count) for add, count in rewrite.written])
-        files = [snapshot.files.add(LiveFile(add, count)) for add, count in written]
+        added = [snapshot.files.add(LiveFile(add, count)) for add, count in written]
         number, where = places(at, [count for _, count in written])
-        index.put(rows, changes.replaced, np.array(files, np.int32)[number], where)
+        index.put(rows, changes.replaced, np.array(added, np.int32)[number], where)
 
     snapshot.commit("MERGE", [*actions, *others], replaced, update)
 
@@ -378,7 +376,7 @@ def _write(
 
 
 def _new_columns(
-    objects: TableObjects, state: LogState, schema: pa.Schema
+    storage: TableStorage, state: LogState, schema: pa.Schema
 ) -> tuple[str, list[Action]]:
     """The commit that gives a table other columns.
 
@@ -395,31 +393,8 @@ def _new_columns(
     actions = changed_metadata(state, schema)
     if not widened:
         return "ADD COLUMNS", actions
-    stored = pa.schema([field.with_nullable(True) for field in schema if field.name not in columns])
-    for _, members in groupby(sorted(state.files.values(), key=_partition), _partition):
-        writer: PartitionWriter | None = None
-        for add in members:
-            writer = writer or PartitionWriter(
-                objects, add["partitionValues"], _TARGET_BYTES, data_change=False
-            )
-            rows = read_data_file(objects, add, stored.names, stored)
-            file = LiveFile(add, len(rows), removed_rows(objects, add, len(rows)))
-            writer.add(rows.take(pa.array(file.live_positions())))
-            actions.append(removal(add, data_change=False))
-        assert writer is not None
-        writer.finish()
-        actions += [{"add": add} for add, _ in writer.files]
+    state.apply(Commit(state.version, list(actions)))
+    changed = Snapshot(storage, state)
+    for rewrite in rewritten(changed, changed.files, _TARGET_BYTES, data_change=False):
+        actions += rewrite.removals()[0] + [{"add": add} for add, _ in rewrite.written]
     return "CHANGE COLUMNS", actions
-
-
-def _partition(add: Action) -> list[tuple[str, str]]:
-    return sorted((name, value or "") for name, value in add["partitionValues"].items())
-
-
-def _is_one_of(column: pa.ChunkedArray, values: Sequence[object]) -> pa.ChunkedArray | pa.Array:
-    known = [value for value in values if value is not None]
-    found = pc.is_null(column) if len(known) < len(values) else None
-    if known:
-        among = pc.is_in(column, pa.array(known, column.type))
-        found = among if found is None else pc.or_(found, among)
-    return found

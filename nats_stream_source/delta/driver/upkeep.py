@@ -33,7 +33,6 @@ from nats_stream_source.delta.driver.storage import TableStorage
 from nats_stream_source.delta.driver.vectors import VectorError, is_vector_path, vector_file_name
 from nats_stream_source.delta.tables import TableChangedError
 from nats_stream_source.delta.upkeep import (
-    DEFAULT_UPKEEP,
     MaintenanceResult,
     Upkeep,
     crosses,
@@ -77,23 +76,19 @@ class BackgroundUpkeep:
         """
         if self._thread is not None and self._thread.is_alive():
             return
-        small_files = None if upkeep is None else upkeep.compact_files
-        target_bytes = (
-            DEFAULT_UPKEEP.target_file_bytes if upkeep is None else (upkeep.target_file_bytes)
-        )
         with table.lock:
             version = table.version
             since = version - 1 if self._maintained is None else self._maintained
-            due = small_files is not None and select_files(table.files, target_bytes, small_files)
+            compacts = upkeep is not None and bool(_due(table, upkeep))
         checkpoint = crosses(table.checkpoint_commits, since, version)
         vacuum_due = upkeep is not None and upkeep.vacuum_due(since, version)
         self._maintained = version
-        if not (due or checkpoint or vacuum_due):
+        if not (compacts or checkpoint or vacuum_due):
             return
 
         def work() -> None:
-            if small_files is not None and due:
-                self._compact(table, target_bytes, small_files)
+            if compacts and upkeep is not None:
+                self._compact(table, upkeep)
             if checkpoint or vacuum_due:
                 # A listing of the log beside commits can miss an entry, which reads as a gap.
                 opening = tenacity.Retrying(
@@ -133,9 +128,9 @@ class BackgroundUpkeep:
                 "could not maintain the table", table=self._storage.name, error=first_line(error)
             )
 
-    def _compact(self, table: Snapshot, target_bytes: int, small_files: int) -> None:
+    def _compact(self, table: Snapshot, upkeep: Upkeep) -> None:
         begin, done = time.monotonic(), MaintenanceResult()
-        for one in islice(_compactions(table, target_bytes, small_files), _COMPACTIONS):
+        for one in islice(_compactions(table, upkeep), _COMPACTIONS):
             done += one
         self._done.append(done)
         _log.info(
@@ -163,7 +158,7 @@ def maintain(storage: TableStorage, table: Snapshot, upkeep: Upkeep) -> Maintena
             table.refresh()
         result = MaintenanceResult()
         try:
-            for one in _compactions(table, upkeep.target_file_bytes, 1):
+            for one in _compactions(table, replace(upkeep, compact_files=1)):
                 result += one
         except (TableChangedError, TableConflictError) as error:
             result += skipped_after_conflict(error)
@@ -174,16 +169,20 @@ def maintain(storage: TableStorage, table: Snapshot, upkeep: Upkeep) -> Maintena
         raise maintenance_error(storage.name, error) from error
 
 
-def _compactions(
-    table: Snapshot, target_bytes: int, small_files: int
-) -> Iterator[MaintenanceResult]:
+def _due(table: Snapshot, upkeep: Upkeep) -> list[int]:
+    if upkeep.compact_files is None:
+        return []
+    return select_files(table.files, upkeep.target_file_bytes, upkeep.compact_files)
+
+
+def _compactions(table: Snapshot, upkeep: Upkeep) -> Iterator[MaintenanceResult]:
     """Compact files as long as that is due, or until a merge removes one of their rows."""
     while True:
         with table.lock:
-            files = select_files(table.files, target_bytes, small_files)
+            files = _due(table, upkeep)
         if not files:
             return
-        new = compact(table, files, target_bytes)
+        new = compact(table, files, upkeep.target_file_bytes)
         if new is None:
             yield skipped_after_conflict(TableChangedError("it removed rows"))
             return
@@ -222,12 +221,12 @@ def delete_expired_vectors(table: Snapshot, upkeep: Upkeep) -> int:
         if action.get("deletionVector")
     }
     expired = [
-        path
-        for path, info in table.objects.list()
+        one["path"]
+        for one in table.objects.list()
         # An object that no version names yet belongs to a commit that is under way.
-        if is_vector_path(path)
-        and posixpath.basename(path) not in kept
-        and info.last_modified.timestamp() * 1000 < before
+        if is_vector_path(one["path"])
+        and posixpath.basename(one["path"]) not in kept
+        and one["last_modified"].timestamp() * 1000 < before
     ]
     table.objects.delete(expired)
     return len(expired)
