@@ -23,11 +23,12 @@ follower that reads the initial values begins again when another one has committ
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from nats_stream_source.delta.driver.log import Action
 from nats_stream_source.delta.driver.snapshot import Snapshot
 from nats_stream_source.errors import ConfigurationError
+from nats_stream_source.jetstream.times import nanoseconds, rfc3339
+from nats_stream_source.rows.offsets import Position
 
 _RETENTION = "delta.setTransactionRetentionDuration"
 _PARTS = ("sequence", "created", "time")
@@ -37,25 +38,9 @@ class PositionVoidError(Exception):
     """The table is not the one that the position describes; the text says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class StreamPosition:
-    """A position in a stream.
-
-    Attributes:
-        created: creation time of the stream, in nanoseconds since 1970.
-        sequence: the last stream sequence that was seen.
-        time: time of the message at ``sequence``, in nanoseconds since 1970; 0 if the stream did
-            not have one.
-    """
-
-    created: int
-    sequence: int
-    time: int
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """The greater one of two positions is the newer one."""
-        return self.created, self.sequence
+def order(position: Position) -> tuple[int, int]:
+    """The greater one of two positions is the newer one."""
+    return nanoseconds(position.created), position.stream_seq
 
 
 class PositionLog:
@@ -79,8 +64,8 @@ class PositionLog:
         self._version: int | None = None  # the log is known up to this version
         self._table_id = ""
         self.known = False
-        self.stored: StreamPosition | None = None
-        self.next: StreamPosition | None = None
+        self.stored: Position | None = None
+        self.next: Position | None = None
         self.required = False
         self.reads_initial_values = False
 
@@ -137,18 +122,20 @@ class PositionLog:
                 cause = "the log lacks" if commit is None else "RESTORE made"
                 raise PositionVoidError(f"{cause} version {version} of table {table.name!r}")
             found = self._position(commit.actions)
-            if found is not None and (self.stored is None or found.order > self.stored.order):
+            if found is not None and (self.stored is None or order(found) > order(self.stored)):
                 self.stored = found
             self._version = version
         if self.next is None:
             if self.stored is not None and self.reads_initial_values:
-                raise PositionVoidError(f"another follower has read further: {self.stored}")
+                read = self.stored.stream_seq
+                raise PositionVoidError(f"another follower has read further, up to {read}")
             return []
-        if self.stored is not None and self.stored.order >= self.next.order:
+        if self.stored is not None and order(self.stored) >= order(self.next):
             return None
         if not (changed or self.required):
             return []
-        values = (self.next.sequence, self.next.created, self.next.time)
+        time = nanoseconds(self.next.time) if self.next.time else 0
+        values = (self.next.stream_seq, nanoseconds(self.next.created), time)
         return [
             {"txn": {"appId": one, "version": value}}
             for one, value in zip(self._ids, values, strict=True)
@@ -158,7 +145,7 @@ class PositionLog:
         """A commit has the actions of :meth:`actions`."""
         self._version, self.stored = version, self.next
 
-    def _position(self, actions: Sequence[Action]) -> StreamPosition | None:
+    def _position(self, actions: Sequence[Action]) -> Position | None:
         found = {
             action["txn"]["appId"]: int(action["txn"]["version"])
             for action in actions
@@ -167,7 +154,15 @@ class PositionLog:
         if not all(one in found for one in self._ids):
             return None
         sequence, created, time = (found[one] for one in self._ids)
-        return StreamPosition(created, sequence, time)
+        return Position(
+            created=rfc3339(created),
+            epoch=0,
+            origin=0,
+            stream_seq=sequence,
+            time=rfc3339(time) if time else None,
+            consumer_seq=0,
+            initial_through=sequence,
+        )
 
 
 def _restores(actions: Sequence[Action]) -> bool:

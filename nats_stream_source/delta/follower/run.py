@@ -29,7 +29,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from nats_stream_source.aio.tasks import cancel_and_wait, run_to_completion, wait_cancellable
-from nats_stream_source.delta.driver.position import StreamPosition
+from nats_stream_source.delta.driver.position import order
 from nats_stream_source.delta.follower.pace import FollowProgress, Pace
 from nats_stream_source.delta.follower.table import FollowedTable
 from nats_stream_source.delta.merge_result import MergeResult
@@ -110,7 +110,6 @@ class Run:
         self._once, self._on_merge, self._pace = once, on_merge, pace
         self._waiting: list[Arrived] = []
         self._waiting_bytes = 0
-        self._taken, self._taken_time = 0, 0  # the last message that was taken; time 0: not known
         self._changed = asyncio.Event()  # entries have arrived
         self._room = asyncio.Event()  # the entries that waited were taken
         self._urgent = asyncio.Event()  # the next commit does not wait
@@ -134,9 +133,8 @@ class Run:
         if stored is not None:
             # Another follower may have read further while the table was opened.
             info = await self._retry(self._first_info)
-        self._info, at = await self._start(info, stored)
-        info = self._info
-        self._created = nanoseconds(info.created)
+        info, at = await self._start(info, stored)
+        self._info, self._at = info, at  # the stream, and the position behind what was taken
         self._target = info.last_seq
         last_per_subject = (
             self._adapter.last_per_subject
@@ -156,8 +154,7 @@ class Run:
             last_per_subject=last_per_subject,
             at_leader=True,
         )
-        self._taken = self._done = at.stream_seq
-        self._taken_time = nanoseconds(at.time) if at.time else 0
+        self._done = at.stream_seq
         _log.info(
             "follower reads the bucket",
             stream=info.name,
@@ -178,7 +175,7 @@ class Run:
                 began = time.monotonic()
                 await self._commit()
                 await self._wait(began + self._pace.seconds)
-            if self._complete and self._is_ahead(self._done):
+            if self._complete and self._is_ahead():
                 await self._merge([], await self._position(), required=True)
         finally:
             # Once: a second cancellation would interrupt the deletion of the consumer.
@@ -198,28 +195,24 @@ class Run:
         return info
 
     async def _start(
-        self, info: StreamInfo, stored: StreamPosition | None
+        self, info: StreamInfo, stored: Position | None
     ) -> tuple[StreamInfo, Position]:
         """The stream, and where reading begins."""
         if stored is not None:
-            known = Position(
-                created=rfc3339(stored.created),
-                epoch=0,
-                origin=0,
-                stream_seq=stored.sequence,
-                time=rfc3339(stored.time) if stored.time else None,
-                consumer_seq=0,
-                initial_through=stored.sequence,
-            )
             lagging = info
-            info = await self._retry(lambda: self._check.caught_up(known, lagging))
-            resumed = await self._retry(lambda: self._check.resume_from(known, info))
+            info = await self._retry(lambda: self._check.caught_up(stored, lagging))
+            resumed = await self._retry(lambda: self._check.resume_from(stored, info))
             assert resumed is not None  # a mirror has caught up, or does not lag any more
             if resumed.epoch:
                 self._stored.forget()
-            read = KnownStream(known.created, known.stream_seq, known.time)
+            read = KnownStream(stored.created, stored.stream_seq, stored.time)
             if not resumed.epoch or compare(read, info) is not Identity.RECREATED:
-                self._report_ignored_start(resumed)
+                if self._starts_later:
+                    _log.warning(
+                        "start option ignored: the follower continues after its position",
+                        option=self._adapter.start_option,
+                        resumes_after=resumed.stream_seq,
+                    )
                 return info, resumed
         if self._starts_later and stored is None and self._stored.known:
             raise ConfigurationError(
@@ -261,14 +254,6 @@ class Run:
         """Whether an option leaves out entries that the bucket has at the first start."""
         policy = self._options.start_position.policy
         return policy not in (DeliverPolicy.ALL, DeliverPolicy.LAST_PER_SUBJECT)
-
-    def _report_ignored_start(self, resumed: Position) -> None:
-        if self._starts_later:
-            _log.warning(
-                "start option ignored: the follower continues after its position",
-                option=self._adapter.start_option,
-                resumes_after=resumed.stream_seq,
-            )
 
     # -- reading --------------------------------------------------------------------------------
 
@@ -343,12 +328,12 @@ class Run:
         batches = [one.rows for one in arrived]
         if arrived:
             last = arrived[-1].messages
-            self._taken, self._taken_time = int(last.stream_seq[-1]), int(last.time[-1])
+            written = rfc3339(int(last.time[-1]))
+            self._at = replace(self._at, stream_seq=int(last.stream_seq[-1]), time=written)
             await self._verify_gaps()
-        elif self._read.through > self._taken:
+        elif self._read.through > self._at.stream_seq:
             # Messages that the filter leaves out follow the last entry.
-            self._taken, self._taken_time = self._read.through, 0
-        sequence = self._taken
+            self._at = replace(self._at, stream_seq=self._read.through, time=None)
         if ends:
             if self._seen is not None:
                 await self._merge(batches, None)
@@ -357,28 +342,27 @@ class Run:
                 batches = []
             self._stored.reads_initial_values, self._seen = False, None
             await self._merge(batches, await self._position(), required=True)
-        elif batches or (self._complete and self._position_is_due(sequence)):
+        elif batches or (self._complete and self._position_is_due()):
             position = await self._position() if self._complete else None
             await self._merge(batches, position, required=not batches)
-        self._done = sequence
+        self._done = self._at.stream_seq
         self._report()
 
-    async def _position(self) -> StreamPosition:
+    async def _position(self) -> Position:
         """The position behind the entries that were taken."""
-        if not self._taken_time:
+        if self._at.time is None:
 
             async def stored_time() -> str | None:
                 jetstream = await self._connection.jetstream()
-                return await timestamp_at(jetstream, self._info, self._taken)
+                return await timestamp_at(jetstream, self._info, self._at.stream_seq)
 
-            time = await self._retry(stored_time)
-            self._taken_time = nanoseconds(time) if time else 0
-        return StreamPosition(self._created, self._taken, self._taken_time)
+            self._at = replace(self._at, time=await self._retry(stored_time))
+        return self._at
 
     async def _merge(
         self,
         batches: list[pa.RecordBatch],
-        position: StreamPosition | None,
+        position: Position | None,
         *,
         required: bool = False,
     ) -> None:
@@ -415,16 +399,15 @@ class Run:
             jetstream = await self._connection.jetstream()
             await report_aged_out(self._adapter, jetstream, info, first, last, number)
 
-    def _is_ahead(self, sequence: int) -> bool:
-        """Whether a sequence is beyond the stored position."""
+    def _is_ahead(self) -> bool:
+        """Whether the entries that were taken are beyond the stored position."""
         stored = self._stored.stored
-        return stored is None or stored.order < (self._created, sequence)
+        return stored is None or order(stored) < order(self._at)
 
-    def _position_is_due(self, sequence: int) -> bool:
+    def _position_is_due(self) -> bool:
         """Whether a position is committed without a row."""
-        stored = self._stored.stored
         late = time.monotonic() - self._committed >= _POSITION_LAG
-        return stored is None or (late and self._is_ahead(sequence))
+        return self._stored.stored is None or (late and self._is_ahead())
 
     def _ended(self) -> bool:
         """Whether ``once`` is fulfilled."""
@@ -449,8 +432,8 @@ class Run:
         behind, seconds = max(0, info.last_seq - done), None
         if not behind:
             seconds = 0.0
-        elif self._taken_time and info.last_time:
-            seconds = max(0, nanoseconds(info.last_time) - self._taken_time) / 1e9
+        elif self._at.time and info.last_time:
+            seconds = max(0, nanoseconds(info.last_time) - nanoseconds(self._at.time)) / 1e9
         self.progress = replace(
             self.progress,
             revision=done,

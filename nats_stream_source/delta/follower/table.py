@@ -18,7 +18,7 @@ from nats_stream_source.connection.settings import ConnectionSettings
 from nats_stream_source.delta.compare_with_bucket import compare_with_bucket
 from nats_stream_source.delta.conflicts import retry_conflicts
 from nats_stream_source.delta.driver.engine import DriverEngine
-from nats_stream_source.delta.driver.position import PositionLog, StreamPosition
+from nats_stream_source.delta.driver.position import PositionLog
 from nats_stream_source.delta.driver.storage import TableStorage
 from nats_stream_source.delta.location import TableLocation
 from nats_stream_source.delta.merge_result import MergeResult
@@ -35,6 +35,7 @@ from nats_stream_source.delta.upkeep import Upkeep
 from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.jetstream.kv.codec import KvCodec
 from nats_stream_source.jetstream.subjects import filter_pattern
+from nats_stream_source.rows.offsets import Position
 
 _T = TypeVar("_T")
 
@@ -74,7 +75,7 @@ class FollowedTable:
         snapshot = self._engine.table.snapshot
         return 0 if snapshot is None else sum(one.live_rows for one in [*snapshot.files.values()])
 
-    def open(self) -> StreamPosition | None:
+    def open(self) -> Position | None:
         """Open the table, or create it; returns its position, None if it does not have one.
 
         Raises:
@@ -101,7 +102,7 @@ class FollowedTable:
         self._changed(verify)
 
     def merge(
-        self, batches: Sequence[pa.RecordBatch], position: StreamPosition | None, *, required: bool
+        self, batches: Sequence[pa.RecordBatch], position: Position | None, *, required: bool
     ) -> MergeResult:
         """Merge entries; one commit if they change a row.
 

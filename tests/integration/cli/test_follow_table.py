@@ -79,7 +79,7 @@ def test_metrics_and_signal(nats_server: NatsServer, tmp_path: Path) -> None:
     [
         (("fleet", "lake", "--option", "keyz=a"), "keyz"),
         (("fleet", "lake", "--option", "keys"), "'keys' is not NAME=VALUE"),
-        (("fleet", "lake", "--option", "maxRowsPerTrigger=many"), "option 'maxRowsPerTrigger'"),
+        (("fleet", "lake", "--option", "outageTimeout=many"), "option 'outageTimeout'"),
         (("fleet", "lake", "--option", "minPartitions=2"), "'minPartitions' is not one of a"),
         (("fleet", "lake", "--option", "bucket=b"), "the bucket is named twice"),
         (("fleet",), "TABLE"),
