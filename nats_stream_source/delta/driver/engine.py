@@ -8,6 +8,7 @@ always has the events of every writer.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pyarrow as pa
 
@@ -66,11 +67,8 @@ class DriverEngine(Engine[DriverTable]):
     def find(self) -> DriverTable | None:
         """See :class:`nats_stream_source.delta.tables.Engine`."""
         if self.table.snapshot is None:
-            state = self._storage.named("open", self._storage.read)
-            if state is None:
-                return None
-            self._open(state)
-        return self.table
+            self._storage.named("open", lambda: self._open(self._storage.read()))
+        return None if self.table.snapshot is None else self.table
 
     def wait(self) -> None:
         """Wait for upkeep that still runs, of the table and its state table."""
@@ -82,14 +80,17 @@ class DriverEngine(Engine[DriverTable]):
         for one in (found.table, found.state):
             if one is not None:
                 one.build()  # refused before anything is written if the index exceeds its limit
+        shape, layout = found.shape, found.shape.layout
         result: MergeResult | None = None
-        tables: tuple[DriverTable, DriverTable | None] | None = None
-        for rows in found.source.parts(found.shape):
-            events = found.shape.events(rows, self._name)
-            # Invalid events are refused before there is a table with their layout.
-            require_valid(events, found.shape.layout)
-            tables = tables or self._created(found, upkeep)
-            merged = _merged(events, found.shape, *tables, upkeep, self._position)
+        for rows in found.source.parts(shape):
+            events = shape.events(rows, self._name)
+            require_valid(events, layout)  # before there is a table with their layout
+            if result is None:
+                table, state = self._created(found, upkeep)
+            select = partial(_changes, events, shape, state, upkeep)
+            merged = table.change(select, upkeep, self._position)
+            if merged.changed:
+                merged = replace(merged, newest=newest_created(events))
             result = merged if result is None else result + merged
         assert result is not None  # also an empty batch is a part
         return result
@@ -111,11 +112,13 @@ class DriverEngine(Engine[DriverTable]):
                 "created the table with deletion vectors, which its readers must support",
                 table=self._name,
             )
-        self._open(storage.named("open", storage.read_existing))
+        storage.named("open", lambda: self._open(storage.read_existing()))
         return self.table
 
-    def _open(self, state: LogState) -> None:
-        """Open the table, unless the driver refuses it."""
+    def _open(self, state: LogState | None) -> None:
+        """Open the table if it exists, unless the driver refuses it."""
+        if state is None:
+            return
         protocol, properties = state.protocol, state.metadata["configuration"]
         features = {*protocol.get("readerFeatures", ()), *protocol.get("writerFeatures", ())}
         features |= implied_features(protocol["minWriterVersion"])
@@ -132,29 +135,24 @@ class DriverEngine(Engine[DriverTable]):
                 f"{self._deletion_vectors}: the table {has} the property {DELETION_VECTORS}; "
                 f"{action}remove the argument, which is for new tables"
             )
-        self._storage.named("open", lambda: self.table.open(state))
+        self.table.open(state)
 
 
-def _merged(
+def _changes(
     events: pa.Table,
     shape: EventShape,
-    table: DriverTable,
     state: DriverTable | None,
     upkeep: Upkeep | None,
-    position: PositionLog | None,
-) -> MergeResult:
+    rows: Reader,
+) -> RowChanges:
+    """The changes of the table; those of its state table are committed."""
     layout = shape.layout
-
-    def select(rows: Reader) -> RowChanges:
-        if state is None:
-            return changes_of(events, layout, shape.tracked, rows, None)
-        changes = state.read(lambda of: changes_of(events, layout, shape.tracked, rows, of))
-        if len(changes.state):
-            state.change(lambda of: recorded_changes(changes.state, layout, of), upkeep)
-        return changes
-
-    result = table.change(select, upkeep, position)
-    return replace(result, newest=newest_created(events)) if result.changed else result
+    if state is None:
+        return changes_of(events, layout, shape.tracked, rows, None)
+    changes = state.read(lambda of: changes_of(events, layout, shape.tracked, rows, of))
+    if len(changes.state):
+        state.change(lambda of: recorded_changes(changes.state, layout, of), upkeep)
+    return changes
 
 
 def _require_supported(problem: str | None) -> None:
