@@ -55,6 +55,7 @@ from nats_stream_source.logs import field_logger
 
 _LARGE = 1_000_000  # rows; building the index of such a table is logged
 _CHECKPOINT = 100  # commits, where the table does not have the property
+_PROGRESS_INTERVAL = 2.0  # seconds
 _VERIFIED = 32  # commits that are compared with the log before each change
 
 _log = field_logger(__name__)
@@ -288,7 +289,8 @@ class Snapshot:
             ConfigurationError: two rows have one key.
         """
         assert self.layout is not None
-        rows, begin = sum(file.live_rows for file in self.files.values()), time.monotonic()
+        rows = sum(file.live_rows for file in self.files.values())
+        begin = logged = time.monotonic()
         _require_within(limit, rows * BYTES_PER_KEY)
         if rows >= _LARGE:
             _log.info(
@@ -297,6 +299,11 @@ class Snapshot:
         index = RowIndex(self.name, self.schema, self.layout)
         for number in self.files:
             self._index_file(index, number)
+            if rows >= _LARGE and time.monotonic() - logged > _PROGRESS_INTERVAL:
+                logged = time.monotonic()
+                _log.info(
+                    "building the index of keys", table=self.name, indexed=len(index), of=rows
+                )
         if rows >= _LARGE:
             _log.info(
                 "built the index of keys",
