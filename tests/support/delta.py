@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,21 @@ def rows_of(table: DeltaTable) -> list[dict[str, Any]]:
         .to_pylist()
     )
     return rows
+
+
+def rows(
+    table: Path | str, storage_options: Mapping[str, str] | None = None
+) -> list[dict[str, Any]]:
+    """All rows of the newest version, by key and revision."""
+    opened = DeltaTable(str(table), storage_options=dict(storage_options or {}) or None)
+    return sorted(rows_of(opened), key=lambda row: (row["key"], row["revision"]))
+
+
+def values(table: Path | str) -> dict[str, bytes]:
+    """The value of each key."""
+    found = rows(table)
+    assert len({row["key"] for row in found}) == len(found)
+    return {row["key"]: row["value"] for row in found}
 
 
 def change_actions(table: Path, kind: str, change: Callable[[dict[str, Any]], object]) -> None:

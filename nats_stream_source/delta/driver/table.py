@@ -151,7 +151,7 @@ class DriverTable:
 
     def build(self) -> None:
         """Build the index, before anything is written."""
-        self._run("open", lambda snapshot: None)
+        self._run("open", self.indexed)
 
     def is_empty(self) -> bool:
         """See :class:`nats_stream_source.delta.tables.Table`."""
@@ -180,12 +180,13 @@ class DriverTable:
                     parts.append(rows.select(list(columns)))
             return pa.concat_tables(parts)
 
-        return self._storage.named("read", scan)
+        return self._run("read", scan)
 
     def read(self, select: Callable[[Reader], _T]) -> _T:
         """What ``select`` reads from the newest version."""
 
-        def read(snapshot: Snapshot) -> _T:
+        def read() -> _T:
+            snapshot = self.indexed()
             with snapshot.lock:
                 snapshot.refresh()
                 return select(snapshot)
@@ -230,7 +231,8 @@ class DriverTable:
                 contradictions=changes.contradictions,
             )
 
-        def work(snapshot: Snapshot) -> MergeResult:
+        def work() -> MergeResult:
+            snapshot = self.indexed()
             return retry_conflicts(lambda: attempt(snapshot), snapshot.name, (VersionExistsError,))
 
         result = self._run("merge the batch into", work)
@@ -283,14 +285,12 @@ class DriverTable:
 
     def maintain(self, upkeep: Upkeep) -> MaintenanceResult:
         """See :class:`nats_stream_source.delta.tables.Table`."""
-        return self._storage.named(
-            "maintain", lambda: maintain(self._storage, self.opened(), upkeep)
-        )
+        return self._run("maintain", lambda: maintain(self._storage, self.opened(), upkeep))
 
-    def _run(self, what: str, work: Callable[[Snapshot], _T]) -> _T:
-        """The result of ``work``; after a failure the table is opened again by the next change."""
+    def _run(self, what: str, work: Callable[[], _T]) -> _T:
+        """The result of ``work``; after a failure the table is opened again by the next call."""
         try:
-            return self._storage.named(what, lambda: work(self.indexed()))
+            return self._storage.named(what, work)
         except BaseException:
             self.close()
             raise

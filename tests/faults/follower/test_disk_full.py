@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nats_stream_source.embedded import NatsServer
-from tests.integration.follower.table import values
+from tests.support.delta import values
 from tests.support.follower import follow_once, following, positions, version
 from tests.support.nats import buckets
 from tests.support.nats.tmpfs import small_disk

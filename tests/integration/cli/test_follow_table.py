@@ -15,7 +15,7 @@ import pytest
 from nats_stream_source.cli.main import main
 from nats_stream_source.embedded import NatsServer, free_port
 from tests.integration.cli.command import COMMAND, command
-from tests.integration.follower.table import rows
+from tests.support.delta import rows
 from tests.support.nats import buckets
 from tests.support.paths import ROOT
 from tests.support.wait import DEADLINE, wait_until

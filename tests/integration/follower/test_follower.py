@@ -22,7 +22,7 @@ from nats_stream_source.errors import (
     UnsupportedStreamError,
 )
 from tests.integration.follower.conftest import Followed, before_next, reaches
-from tests.integration.follower.table import rows, values
+from tests.support.delta import rows, values
 from tests.support.follower import positions, version
 from tests.support.nats import buckets
 from tests.support.nats.backup import back_up
@@ -100,6 +100,7 @@ async def test_history_has_versions_of_all_revisions(followed: Followed) -> None
         ({"keys": "a.*"}, {"a.x": b"1"}),
         ({"startSequence": "2"}, {"b.x": b"1", "c": b"2"}),
         ({"metaOnly": "true"}, {"a.x": None, "b.x": None, "c": None}),
+        ({"keyCodec": "path"}, {"a/x": b"1", "b/x": b"1", "c": b"2"}),
     ],
 )
 async def test_option_has_meaning_of_nats_kv(
@@ -118,13 +119,6 @@ async def test_updates_only_starts_with_next_put_also_after_crash(followed: Foll
     followed.put("b=1")
     await followed.once(updatesOnly="true")
     assert values(followed.table) == {"b": b"1"}
-
-
-async def test_key_codec_decodes_keys(followed: Followed) -> None:
-    followed.create()
-    followed.put("YQ=1", "Yg=1")
-    await followed.once(keyCodec="base64")
-    assert set(values(followed.table)) == {"a", "b"}
 
 
 # -- where it continues -------------------------------------------------------------------------
@@ -231,6 +225,8 @@ async def test_restore_by_another_writer_is_undone(followed: Followed) -> None:
         (last,) = followed.put("a=2")
         await reaches(follower, last)
         DeltaTable(followed.table).restore(1)
+        await wait_until_async(lambda: values(followed.table) == {"a": b"2"}, "the row is back")
+        DeltaTable(followed.table).restore(1)
         (last,) = followed.put("b=1")
         await reaches(follower, last)
         assert values(followed.table) == {"a": b"2", "b": b"1"}
@@ -258,26 +254,13 @@ async def test_two_followers_make_one_table(followed: Followed) -> None:
     assert max(at for at in sequences(followed.table) if at is not None) == 30
 
 
-async def test_deleted_key_stays_deleted_beside_follower_that_is_behind(
-    followed: Followed, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("followed_before", [True, False], ids=["behind", "without position"])
+async def test_deleted_key_stays_deleted_beside_other_follower(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch, followed_before: bool
 ) -> None:
     followed.create()
-    await followed.once()
-    followed.put("k=1")
-
-    def delete_and_follow() -> None:
-        followed.delete("k")
-        assert asyncio.run(followed.once()).rows == 1
-
-    with before_next(monkeypatch, "merge", delete_and_follow):
+    if followed_before:
         await followed.once()
-    assert values(followed.table) == {}
-
-
-async def test_follower_without_position_takes_that_of_another_one(
-    followed: Followed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    followed.create()
     followed.put("k=1")
 
     def delete_and_follow() -> None:
@@ -289,14 +272,20 @@ async def test_follower_without_position_takes_that_of_another_one(
     assert values(followed.table) == {}
 
 
-async def test_restore_beside_idle_follower_is_undone(followed: Followed) -> None:
+async def test_position_of_another_follower_committed_during_start_is_continued(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     followed.create()
     followed.put("a=1")
-    async with followed.following() as follower:
-        (last,) = followed.put("a=2")
-        await reaches(follower, last)
-        DeltaTable(followed.table).restore(1)
-        await wait_until_async(lambda: values(followed.table) == {"a": b"2"}, "the row is back")
+    await followed.once()
+
+    def put_and_follow() -> None:
+        followed.put("b=1")
+        assert asyncio.run(followed.once()).rows == 1
+
+    with before_next(monkeypatch, "open", put_and_follow):
+        assert (await followed.once()).rows == 0
+    assert values(followed.table) == {"a": b"1", "b": b"1"}
 
 
 async def test_long_interval_ends_with_stop(followed: Followed) -> None:
@@ -389,17 +378,6 @@ async def test_history_that_aged_out_is_data_loss(followed: Followed) -> None:
         await followed.once(history=True)
     await followed.once(history=True, failOnDataLoss="false")
     assert [row["value"] for row in rows(followed.table)] == [b"1", b"1"]
-
-
-async def test_server_restart_is_waited_out(followed: Followed) -> None:
-    followed.create()
-    followed.put("a=1")
-    async with followed.following() as follower:
-        followed.server.kill()
-        followed.server.start()
-        (last,) = followed.put("b=1")
-        await reaches(follower, last)
-    assert set(values(followed.table)) == {"a", "b"}
 
 
 async def test_consumer_deleted_after_stop(followed: Followed) -> None:

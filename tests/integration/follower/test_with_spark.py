@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from nats_stream_source.delta import follow
 from tests.integration.follower.conftest import Followed
-from tests.integration.follower.table import rows
+from tests.support.delta import rows
 from tests.support.nats import buckets
 
 pytestmark = pytest.mark.spark

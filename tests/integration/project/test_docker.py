@@ -18,7 +18,7 @@ import yaml
 from nats_stream_source.embedded import NatsServer, server_binary
 from nats_stream_source.wire.framing import scanner
 from tests.integration.cli.command import COMMAND
-from tests.integration.follower.table import rows
+from tests.support.delta import rows
 from tests.support.event_loop import run
 from tests.support.nats.buckets import connected, flushed
 from tests.support.nats.topology import with_user

@@ -17,6 +17,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from nats_stream_source.delta.driver.compaction import compact, select_files
 from nats_stream_source.delta.driver.objects import TableObjects
+from nats_stream_source.delta.tables import TableChangedError
 from nats_stream_source.delta.upkeep import Upkeep
 from nats_stream_source.errors import TableError
 from tests.integration.delta.driver.in_process import (
@@ -216,6 +217,16 @@ def test_maintenance_needs_no_index_and_no_layout(tmp_path: Path) -> None:
     assert (done.compacted, done.written) == (4, 1)
     assert sorted(row["a"] for row in rows_of(DeltaTable(path))) == [0, 1, 2, 3]
     assert found.scan(["a"], {"a": (1, 3)})["a"].to_pylist() == [1, 3]
+
+
+def test_scan_opens_table_again_after_change_of_properties(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    table = InProcessTable(path)
+    table.merge(*FIRST)
+    DeltaTable(path).alter.set_table_properties({"delta.logRetentionDuration": "interval 9 hours"})
+    with pytest.raises(TableChangedError):
+        table.engine.table.scan(["key"], {})
+    assert len(table.engine.table.scan(["key"], {})) == len(FIRST)
 
 
 def test_damaged_data_file_is_named_by_maintenance(tmp_path: Path) -> None:
