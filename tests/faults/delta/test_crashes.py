@@ -29,13 +29,11 @@ from nats_stream_source.errors import ConfigurationError, TableError
 from tests.integration.delta.driver.in_process import (
     InProcessTable,
     arrow,
+    expect,
     index_of,
-    model_rows,
     rebuilt,
-    table_rows,
 )
-from tests.integration.delta.merge_model import Entry, Model, delete, put
-from tests.support.delta import rows_of
+from tests.integration.delta.merge_model import delete, put
 from tests.support.object_store import BUCKET, ObjectStore, object_store
 
 FIRST = [put(f"k{number}", number + 1) for number in range(8)]
@@ -84,16 +82,6 @@ def table(path: Path) -> InProcessTable:
     table = InProcessTable(path)
     table.merge(*FIRST)
     return table
-
-
-def expect(
-    table: Path | str, *batches: list[Entry], storage_options: dict[str, str] | None = None
-) -> None:
-    model = Model("remove")
-    for batch in batches:
-        model.merge(batch)
-    found = rows_of(DeltaTable(table, storage_options=storage_options))
-    assert table_rows(found) == model_rows(model.rows)
 
 
 @pytest.mark.parametrize("restart", [False, True])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from nats_stream_source.delta.driver.engine import DriverEngine
 from nats_stream_source.delta.driver.snapshot import Snapshot
@@ -20,7 +21,8 @@ from nats_stream_source.delta.rules.events import EventBatch, EventShape, EventT
 from nats_stream_source.delta.rules.layout import Deletes, Layout
 from nats_stream_source.delta.tables import TableChangedError
 from nats_stream_source.delta.upkeep import Upkeep
-from tests.integration.delta.merge_model import Entry
+from tests.integration.delta.merge_model import Entry, Model
+from tests.support.delta import rows_of
 
 both_writers = pytest.mark.parametrize("vectors", [True, False])
 ARROW = pa.schema(
@@ -119,3 +121,14 @@ def table_rows(found: list[dict[str, Any]]) -> dict[str, tuple[int, datetime]]:
         row["key"]: (row["revision"], row["stream_created"].astimezone(timezone.utc))
         for row in found
     }
+
+
+def expect(
+    table: Path | str, *batches: Sequence[Entry], storage_options: dict[str, str] | None = None
+) -> None:
+    """The rows of the newest version are those of the batches, without deleted keys."""
+    model = Model("remove")
+    for batch in batches:
+        model.merge(batch)
+    found = rows_of(DeltaTable(table, storage_options=storage_options))
+    assert table_rows(found) == model_rows(model.rows)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +21,14 @@ from nats_stream_source.errors import TableError
 from tests.integration.delta.driver.in_process import (
     InProcessTable,
     both_writers,
+    expect,
     index_of,
-    model_rows,
     rebuilt,
-    table_rows,
 )
-from tests.integration.delta.merge_model import Model, delete, put
+from tests.integration.delta.merge_model import delete, put
 from tests.support.delta import rows_of
 
 FIRST = [put(f"k{number}", number + 1) for number in range(8)]
-
-
-def expect(path: Path, *batches: Any) -> None:
-    model = Model("remove")
-    for batch in batches:
-        model.merge(batch)
-    assert table_rows(rows_of(DeltaTable(path))) == model_rows(model.rows)
 
 
 def numbers_of(table: InProcessTable) -> list[int]:
@@ -124,29 +114,8 @@ def test_compaction_without_vectors_is_dropped_if_merge_touches_file(
 # -- the log ----------------------------------------------------------------------------------
 
 
-def _cleaned_up(log: Path) -> None:
-    """The hint names an older checkpoint, and the entries after it were cleaned up."""
-    hint = json.loads((log / "_last_checkpoint").read_text())
-    (log / "_last_checkpoint").write_text(json.dumps(hint | {"version": 2}))
-
-
-def _stale(log: Path) -> None:
-    """The hint names a checkpoint that is gone."""
-    _cleaned_up(log)
-    (log / f"{2:020}.checkpoint.parquet").unlink()
-
-
-DAMAGES: dict[str, Callable[[Path], Any]] = {
-    "stale": _stale,
-    "cleaned up": _cleaned_up,
-    "empty": lambda log: (log / "_last_checkpoint").write_text(""),
-    "cut": lambda log: (log / "_last_checkpoint").write_text("{"),
-    "missing": lambda log: (log / "_last_checkpoint").unlink(),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_hint_of_last_checkpoint_is_not_needed(tmp_path: Path, damage: str) -> None:
+def test_hint_of_last_checkpoint_is_not_needed(tmp_path: Path) -> None:
+    """It is cut, an older checkpoint is there, and the entries after that were cleaned up."""
     path = tmp_path / "t"
     table = InProcessTable(path)
     for entry in FIRST:
@@ -158,7 +127,7 @@ def test_hint_of_last_checkpoint_is_not_needed(tmp_path: Path, damage: str) -> N
     log = path / "_delta_log"
     for version in range(table.state.version):
         (log / f"{version:020}.json").unlink()
-    DAMAGES[damage](log)
+    (log / "_last_checkpoint").write_text("{")
     restarted = InProcessTable(path)
     restarted.merge(put("k2", 30))
     expect(path, FIRST, [put("k1", 20)], [put("k2", 30)])
@@ -178,9 +147,8 @@ def test_incomplete_checkpoint_is_skipped(tmp_path: Path) -> None:
     expect(path, FIRST, [put("k1", 20)], [put("k2", 30)])
 
 
-@pytest.mark.parametrize("by", ["maintain", "background"])
 @pytest.mark.parametrize("cleanup", ["false", "FALSE", "true"])
-def test_log_is_kept_if_property_forbids_cleanup(tmp_path: Path, by: str, cleanup: str) -> None:
+def test_log_is_kept_if_property_forbids_cleanup(tmp_path: Path, cleanup: str) -> None:
     path = tmp_path / "t"
     upkeep = Upkeep(vacuum_commits=10, retention_hours=1, checkpoint_commits=5)
     table = InProcessTable(path, upkeep=upkeep)
@@ -193,14 +161,9 @@ def test_log_is_kept_if_property_forbids_cleanup(tmp_path: Path, by: str, cleanu
     for entry in (path / "_delta_log").glob("*.json"):
         os.utime(entry, (old, old))
     table.reopen()  # the entries are no longer those that it has put
-    if by == "maintain":
-        found = InProcessTable(path).engine.find()
-        assert found is not None
-        found.maintain(upkeep)
-    else:
-        for revision in range(30, 37):
-            table.merge(put("k1", revision))
-            table.engine.wait()
+    for revision in range(30, 37):
+        table.merge(put("k1", revision))
+        table.engine.wait()
     first = (path / "_delta_log" / f"{0:020}.json").exists()
     assert first == (cleanup.lower() == "false")
 
