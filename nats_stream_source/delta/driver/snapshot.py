@@ -157,7 +157,7 @@ class Snapshot:
         return pa.concat_tables(parts).take(pa.array(np.argsort(np.concatenate(order))))
 
     def rows_at(self, file: LiveFile, at: Integers, columns: Sequence[str]) -> pa.Table:
-        """Columns of the rows of a data file at ascending positions."""
+        """Columns of the rows of a data file at ascending positions; also without ``lock``."""
         kept = self._cache.get(file.add["path"])
         if kept is not None:
             rows = kept.select(list(columns))

@@ -138,8 +138,12 @@ def changed_metadata(state: LogState, schema: pa.Schema) -> list[Action]:
     delta-rs can add columns, and then also asks the readers of a table with deletion vectors for
     the feature ``variantType`` (measured with deltalake 1.6.6).
     """
-    columns = json.loads(Schema.from_arrow(schema).to_json())
-    _keep_metadata(columns, json.loads(state.metadata["schemaString"]))
+    own_schema, columns = schema_of(state), json.loads(Schema.from_arrow(schema).to_json())
+    before = {one["name"]: one for one in json.loads(state.metadata["schemaString"])["fields"]}
+    for one in columns["fields"]:  # Arrow's metadata is text
+        if (known := before.get(one["name"])) is not None:
+            same = own_schema.field(one["name"]).type == schema.field(one["name"]).type
+            one |= known if same else {"metadata": known["metadata"]}
     text = json.dumps(columns, separators=(",", ":"))
     actions: list[Action] = [{"metaData": {**state.metadata, "schemaString": text}}]
     own = state.protocol
@@ -159,24 +163,6 @@ def _protocol(reads: Iterable[str], writes: Iterable[str]) -> Action:
         "readerFeatures": sorted(reads),
         "writerFeatures": sorted(writes),
     }
-
-
-def _keep_metadata(kind: Any, own: Any) -> None:
-    """Give the fields of a type in the log the metadata that the table's own have: Arrow's is text.
-
-    Args:
-        kind: the type, or the columns, changed in place.
-        own: the table's own.
-    """
-    if not isinstance(kind, dict) or not isinstance(own, dict):
-        return
-    before = {field["name"]: field for field in own.get("fields", ())}
-    for one in kind.get("fields", ()):
-        if one["name"] in before:
-            one["metadata"] = before[one["name"]]["metadata"]
-            _keep_metadata(one["type"], before[one["name"]]["type"])
-    for part in ("elementType", "keyType", "valueType"):
-        _keep_metadata(kind.get(part), own.get(part))
 
 
 def schema_of(state: LogState) -> pa.Schema:
