@@ -65,16 +65,6 @@ def start_exporters(
     return recorder, _listen(recorder, (match[1] or _ALL_INTERFACES).strip("[]"), int(match[2]))
 
 
-def close_endpoints() -> None:
-    """Close the endpoints of this process."""
-    with _lock:
-        for server, thread in _servers.values():
-            server.shutdown()
-            server.server_close()
-            thread.join()
-        _servers.clear()
-
-
 def _listen(recorder: Recorder, host: str, port: int) -> str | None:
     from prometheus_client import start_http_server
 

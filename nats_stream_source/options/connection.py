@@ -83,7 +83,7 @@ CONNECTION: tuple[Option, ...] = (
     ),
     Option(
         "consumerPrefix",
-        converters.subject_token,
+        converters.name,
         "First part of the names of consumers. {default}. One token.",
         default=_DEFAULTS["consumer_prefix"],
     ),
@@ -126,16 +126,10 @@ def connection_settings(values: Mapping[str, Any]) -> ConnectionSettings:
         if option.name not in _API_PREFIX
     }
     with option_hints(option_names(CONNECTION)):
-        if values["domain"] and values["apiPrefix"]:
-            raise OptionError(
-                "'domain' and 'api_prefix' exclude each other", settings=("domain", "api_prefix")
-            )
-        prefix = api_prefix(values["apiPrefix"], values["domain"])
-        settings = ConnectionSettings(api_prefix=prefix, **fields)
         try:
+            prefix = api_prefix(values["apiPrefix"], values["domain"])
+            settings = ConnectionSettings(api_prefix=prefix, **fields)
             settings.validate()
-        except OptionError:
-            raise
         except ConfigurationError as error:
             raise OptionError(str(error), settings=error.settings) from None
     return settings

@@ -7,6 +7,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from nats_stream_source.metrics import exporters
 from nats_stream_source.metrics.table import PREFIX
 
 Samples = dict[str, list[tuple[dict[str, str], float]]]
@@ -34,3 +35,12 @@ def value(samples: Samples, name: str, **labels: Any) -> float | None:
     wanted = {label: str(one) for label, one in labels.items()}
     found = [one for have, one in samples.get(name, []) if wanted.items() <= have.items()]
     return sum(found) if found else None
+
+
+def close_endpoints() -> None:
+    """Close the endpoints of this process."""
+    while exporters._servers:
+        server, thread = exporters._servers.popitem()[1]
+        server.shutdown()
+        server.server_close()
+        thread.join()

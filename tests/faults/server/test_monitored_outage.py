@@ -14,9 +14,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from nats_stream_source import register
 from nats_stream_source.delta import follow
 from nats_stream_source.embedded import NatsServer, free_port
-from nats_stream_source.metrics import exporters
 from tests.integration.delta.kv_bucket import Bucket
 from tests.support.prometheus import Prometheus, needs_prometheus, panel_queries, rules
+from tests.support.scrape import close_endpoints
 from tests.support.spark.streaming_query import begin, report_each_second
 from tests.support.wait import wait_until
 
@@ -60,7 +60,7 @@ def test_prometheus_has_data_for_each_panel_and_alert_fires_in_outage(
         )
 
     with ExitStack() as stack:
-        stack.callback(exporters.close_endpoints)
+        stack.callback(close_endpoints)
         stack.enter_context(report_each_second(spark))
         query = begin(start)
         stack.callback(query.stop)

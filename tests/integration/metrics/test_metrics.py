@@ -21,12 +21,11 @@ from nats_stream_source import metrics, register, watch_progress
 from nats_stream_source.delta import follow
 from nats_stream_source.embedded import NatsServer, free_port
 from nats_stream_source.jetstream.times import nanoseconds
-from nats_stream_source.metrics import exporters
 from tests.integration.delta.kv_bucket import Bucket
 from tests.integration.delta.table_content import live, stored
 from tests.support.proxy.fault_proxy import Proxy
 from tests.support.proxy.verdicts import Sequences
-from tests.support.scrape import scrape, value
+from tests.support.scrape import close_endpoints, scrape, value
 from tests.support.spark.streaming_query import begin, report_each_second
 from tests.support.wait import wait_until
 
@@ -38,7 +37,7 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """A port for the endpoint of a test, which does not have the counts of earlier queries."""
     monkeypatch.setattr(metrics, "_recorder", None)
     yield free_port()
-    exporters.close_endpoints()
+    close_endpoints()
 
 
 @pytest.fixture

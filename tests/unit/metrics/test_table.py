@@ -35,7 +35,7 @@ from nats_stream_source.metrics.table import (
     Metric,
 )
 from nats_stream_source.spark.progress import start_metrics
-from tests.support.scrape import parsed, value
+from tests.support.scrape import close_endpoints, parsed, value
 
 
 @pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.name)
@@ -243,4 +243,4 @@ def test_endpoint_is_shared_and_port_in_use_warns(
         assert start_exporters(f"[127.0.0.1]:{port}", False) == (recorder, None)
         assert "could not listen" in caplog.text
     finally:
-        exporters.close_endpoints()
+        close_endpoints()
