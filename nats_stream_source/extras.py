@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from nats_stream_source.errors import MissingPackageError
 
 _PACKAGES = {
@@ -12,21 +15,23 @@ _PACKAGES = {
 }
 
 
-def import_failure(error: ModuleNotFoundError, extra: str) -> ImportError:
-    """The error to raise for a failed import of a module that needs ``extra``.
+@contextmanager
+def needs_extra(extra: str) -> Iterator[None]:
+    """Name the extra to install if an import in the block fails for a package of it.
 
     Args:
-        error: what the import raised.
         extra: an extra of this package, such as ``"delta"``.
 
-    Returns:
-        A :class:`MissingPackageError` that names the extra to install. ``error`` itself if the
-        missing module does not belong to the extra.
+    Raises:
+        MissingPackageError: a package of the extra is missing.
     """
-    package = (error.name or "").partition(".")[0]
-    if package not in _PACKAGES[extra]:
-        return error
-    return MissingPackageError(
-        f"could not import {package!r}: the package is not installed; run "
-        f"`pip install 'nats-stream-source[{extra}]'`"
-    )
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _PACKAGES[extra]:
+            raise
+        raise MissingPackageError(
+            f"could not import {package!r}: the package is not installed; run "
+            f"`pip install 'nats-stream-source[{extra}]'`"
+        ) from error

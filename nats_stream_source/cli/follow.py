@@ -27,7 +27,7 @@ from nats_stream_source.cli.output import terminal_columns
 from nats_stream_source.delta.location import scheme_of
 from nats_stream_source.delta.upkeep import COMMIT_INTERVAL
 from nats_stream_source.errors import OptionError
-from nats_stream_source.extras import import_failure
+from nats_stream_source.extras import needs_extra
 from nats_stream_source.options import KV
 from nats_stream_source.options.hints import option_hints, option_names
 
@@ -113,10 +113,8 @@ def run(arguments: argparse.Namespace) -> int:
     if any(name.lower() == "bucket" for name in options):
         raise OptionError("the bucket is named twice: leave out --option bucket")
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    try:
+    with needs_extra("follow"):
         from nats_stream_source.delta.follower.follower import Follower
-    except ModuleNotFoundError as error:
-        raise import_failure(error, "follow") from error
     metrics = None
     if arguments.prometheus is not None or arguments.opentelemetry:
         # Imported here: the package of the extra is only required for metrics.

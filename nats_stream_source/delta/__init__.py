@@ -21,7 +21,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from nats_stream_source.extras import import_failure
+from nats_stream_source.extras import needs_extra
 
 if TYPE_CHECKING:
     from nats_stream_source.delta.follower.follower import Follower
@@ -82,13 +82,9 @@ MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
+    follower = MODULES[name].startswith("nats_stream_source.delta.follower")
+    with needs_extra("follow" if follower else "delta"):
         module = importlib.import_module(MODULES[name])
-    except ModuleNotFoundError as error:
-        extra = (
-            "follow" if MODULES[name].startswith("nats_stream_source.delta.follower") else "delta"
-        )
-        raise import_failure(error, extra) from error
     value = getattr(module, name)
     globals()[name] = value
     return value

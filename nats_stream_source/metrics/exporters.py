@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIServer
 
 from nats_stream_source.errors import ConfigurationError
-from nats_stream_source.extras import import_failure
+from nats_stream_source.extras import needs_extra
 from nats_stream_source.logs import field_logger
 from nats_stream_source.metrics import start_recorder
 from nats_stream_source.metrics.recorder import Recorder
@@ -89,10 +89,8 @@ def _listen(recorder: Recorder, host: str, port: int) -> str | None:
 def _instrument(recorder: Recorder) -> None:
     """Create instruments that read the recorder; histograms are passed on value by value."""
     global _instrumented
-    try:
+    with needs_extra("metrics"):
         from opentelemetry.metrics import get_meter
-    except ModuleNotFoundError as error:
-        raise import_failure(error, "metrics") from error
 
     with _lock:
         if _instrumented:

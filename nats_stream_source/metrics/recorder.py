@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nats_stream_source.extras import import_failure
+from nats_stream_source.extras import needs_extra
 from nats_stream_source.logs import field_logger
 from nats_stream_source.metrics.counts import Counts
 from nats_stream_source.metrics.table import (
@@ -36,10 +36,8 @@ from nats_stream_source.metrics.table import (
     Metric,
 )
 
-try:
+with needs_extra("metrics"):
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-except ModuleNotFoundError as error:
-    raise import_failure(error, "metrics") from error
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as Family

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from nats_stream_source.extras import import_failure
+from nats_stream_source.extras import needs_extra
 
-try:
+with needs_extra("spark"):
     from pyspark.sql.datasource import (
         DataSource,
         DataSourceReader,
@@ -22,8 +22,6 @@ try:
         DataSourceWriter,
     )
     from pyspark.sql.types import StructType
-except ModuleNotFoundError as error:
-    raise import_failure(error, "spark") from error
 
 from nats_stream_source.errors import OptionError
 from nats_stream_source.options import KvOptions, Mode, StreamOptions, kv_options, stream_options

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from nats_stream_source.extras import import_failure
+from nats_stream_source.extras import needs_extra
 from nats_stream_source.logs import field_logger
 from nats_stream_source.rows.offsets import Position, range_between
 from nats_stream_source.spark.reported_offsets import lag, positions
@@ -202,10 +202,8 @@ def add_listener(
     Args:
         lines: whether to log a line for every micro-batch.
     """
-    try:
+    with needs_extra("spark"):
         from pyspark.sql.streaming.listener import StreamingQueryListener
-    except ModuleNotFoundError as error:
-        raise import_failure(error, "spark") from error
 
     session, query = _session_and_query(spark)
     wanted = None if query is None else str(query.id)

@@ -16,15 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nats_stream_source.errors import ConfigurationError, MissingPackageError
-from nats_stream_source.extras import import_failure
+from nats_stream_source.extras import needs_extra
 from nats_stream_source.logs import field_logger
 
-try:
+with needs_extra("spark"):
     from pyspark.version import __version__ as spark_version
 
     from nats_stream_source.spark.compat import ADMISSION_CONTROL
-except ModuleNotFoundError as error:
-    raise import_failure(error, "spark") from error
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

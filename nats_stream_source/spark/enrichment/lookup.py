@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from nats_stream_source.extras import import_failure
+from nats_stream_source.extras import needs_extra
 
-try:
+with needs_extra("spark"):
     from pyspark.sql.types import DataType, StringType, StructField, StructType
-except ModuleNotFoundError as error:
-    raise import_failure(error, "spark") from error
 
 from nats_stream_source.errors import OptionError
 from nats_stream_source.options.kv import ENTRY_COLUMNS, lookup_options
