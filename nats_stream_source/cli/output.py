@@ -1,9 +1,10 @@
-"""Output of the command: plain-text tables, JSON, values that may be any bytes."""
+"""Output of the command: JSON, cells of tables, values that may be any bytes."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import codecs
 import contextlib
 import json
 import os
@@ -11,7 +12,7 @@ import shutil
 import stat
 import sys
 import unicodedata
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from datetime import datetime, timezone
 from typing import Any
 
@@ -24,38 +25,6 @@ def terminal_columns() -> int | None:
 def print_json(value: Any) -> None:
     """Print one JSON value on one line; in ASCII if the output's encoding is not UTF-8."""
     print(json.dumps(value, ensure_ascii=(sys.stdout.encoding or "utf-8").lower() != "utf-8"))
-
-
-class Table:
-    """A table that is printed in parts: the names of the columns, and rows as they become known.
-
-    A column is as wide as its widest cell up to then.
-    """
-
-    def __init__(self, names: Sequence[str], right: Sequence[str] = ()) -> None:
-        self._names = names
-        self._right = right
-        self._widths = [0] * len(names)
-        self._has_names = False
-
-    def format(self, rows: Sequence[Sequence[str]]) -> str:
-        """The lines of ``rows``; the first call begins with the names of the columns."""
-        cells = list(rows) if self._has_names else [self._names, *rows]
-        self._has_names = True
-        self._widths = [
-            max([width, *(text_width(row[i]) for row in cells)])
-            for i, width in enumerate(self._widths)
-        ]
-        lines = []
-        for row in cells:
-            parts = [
-                " " * (width - text_width(cell)) + cell
-                if name in self._right
-                else cell + " " * (width - text_width(cell))
-                for name, cell, width in zip(self._names, row, self._widths, strict=True)
-            ]
-            lines.append("  ".join(parts).rstrip())
-        return "\n".join(lines)
 
 
 @contextlib.asynccontextmanager
@@ -150,10 +119,8 @@ def _decode_text(data: bytes, cut: bool) -> str | None:
 
     Text does not contain control characters except white space.
     """
-    for missing in range(4 if cut else 1):
-        try:
-            text = data[: len(data) - missing].decode()
-        except UnicodeDecodeError:
-            continue
-        return text if all(c.isprintable() or c in "\t\r\n" for c in text) else None
-    return None
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(data, final=not cut)
+    except UnicodeDecodeError:
+        return None
+    return text if all(c.isprintable() or c in "\t\r\n" for c in text) else None

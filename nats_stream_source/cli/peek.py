@@ -27,7 +27,6 @@ import pyarrow as pa
 from nats_stream_source.cli.connection import connection
 from nats_stream_source.cli.flags import KV_FLAGS, STREAM_FLAGS, add_connection, add_options, given
 from nats_stream_source.cli.output import (
-    Table,
     closed_pipe,
     format_cell,
     json_column,
@@ -139,12 +138,12 @@ def _adapter(arguments: argparse.Namespace) -> FormatAdapter:
 
 
 class _Output:
-    """Prints rows as JSON or as a table, whose columns keep their width."""
+    """Prints rows as JSON, or as a table whose columns are as wide as their widest cell so far."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._json: bool = arguments.json
         self._width: int | None = arguments.width
-        self._table: Table | None = None
+        self._widths: dict[str, int] = {}
 
     def write(self, rows: Sequence[Row]) -> None:
         if self._json:
@@ -152,13 +151,20 @@ class _Output:
                 print_json({k: v for name in row for k, v in json_column(name, row[name]).items()})
         elif rows:
             names = [name for name in rows[0] if name not in _HIDDEN]
-            width = self._width or _fitting_width(names, rows)
-            self._width = width  # of later rows too
-            if self._table is None:
-                self._table = Table(names, _RIGHT)
-            cells = [[format_cell(row[name], width) for name in names] for row in rows]
-            print(self._table.format(cells))
+            limit = self._width = self._width or _fitting_width(names, rows)  # of later rows too
+            cells = [[format_cell(row[name], limit) for name in names] for row in rows]
+            if not self._widths:
+                cells.insert(0, names)
+            for name, *column in zip(names, *cells, strict=True):
+                widths = map(text_width, column)
+                self._widths[name] = max(self._widths.get(name, 0), *widths)
+            for line in cells:
+                print("  ".join(map(self._padded, names, line)).rstrip())
         sys.stdout.flush()
+
+    def _padded(self, name: str, cell: str) -> str:
+        padding = " " * (self._widths[name] - text_width(cell))
+        return padding + cell if name in _RIGHT else cell + padding
 
 
 def _fitting_width(names: Sequence[str], rows: Sequence[Row]) -> int:

@@ -6,16 +6,14 @@ Each row sets the field of ``ConnectionSettings`` that has its name in snake cas
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
 
 from nats_stream_source.connection.settings import ConnectionSettings
 from nats_stream_source.errors import ConfigurationError, OptionError
 from nats_stream_source.jetstream.subjects import api_prefix
 from nats_stream_source.options import converters
 from nats_stream_source.options.hints import option_hints, option_names
-from nats_stream_source.options.table import Option
+from nats_stream_source.options.table import Option, Values
 
 _DEFAULTS = {field.name: field.default for field in fields(ConnectionSettings)}
 
@@ -109,10 +107,8 @@ CONNECTION: tuple[Option, ...] = (
     ),
 )
 
-_API_PREFIX = ("domain", "apiPrefix")
 
-
-def connection_settings(values: Mapping[str, Any]) -> ConnectionSettings:
+def connection_settings(values: Values) -> ConnectionSettings:
     """The settings of the connection, from parsed values.
 
     Raises:
@@ -120,15 +116,10 @@ def connection_settings(values: Mapping[str, Any]) -> ConnectionSettings:
     """
     if not values["servers"]:
         raise OptionError("option 'servers' is missing: for example nats://127.0.0.1:4222")
-    fields = {
-        option.setting: values[option.name]
-        for option in CONNECTION
-        if option.name not in _API_PREFIX
-    }
     with option_hints(option_names(CONNECTION)):
         try:
             prefix = api_prefix(values["apiPrefix"], values["domain"])
-            settings = ConnectionSettings(api_prefix=prefix, **fields)
+            settings = values.build(ConnectionSettings, api_prefix=prefix)
             settings.validate()
         except ConfigurationError as error:
             raise OptionError(str(error), settings=error.settings) from None
