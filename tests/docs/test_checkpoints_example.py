@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.program import ran
 from tests.support.spark.session import program_environment
 
 EXAMPLE = ROOT / "checkpoints_example"
@@ -26,14 +26,8 @@ def offsets(checkpoint: Path) -> list[dict[str, Any]]:
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """What the example prints, and the checkpoint that it leaves."""
     checkpoint = tmp_path_factory.mktemp("example") / "checkpoint"
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLE / "run.py"), str(checkpoint)],
-        env=program_environment(checkpoint.with_name("conf")),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    environment = program_environment(checkpoint.with_name("conf"))
+    done = ran(sys.executable, EXAMPLE / "run.py", checkpoint, environment=environment)
     assert done.stderr == ""
     return done.stdout, checkpoint
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +16,7 @@ from examples.postgres.local_postgres import MissingProgramError, server_program
 from nats_stream_source import register
 from nats_stream_source.embedded import NatsServer
 from tests.support.paths import ROOT
+from tests.support.program import ran
 
 own_session = pytest.mark.faults  # slow: starts a Spark session of its own
 
@@ -25,17 +24,7 @@ EXAMPLES = ROOT / "examples"
 
 
 def run(program: list[str], directory: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, *program],
-        env=environment,
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
+    ran(sys.executable, *program, cwd=directory, PYTHONPATH=str(ROOT))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import subprocess
 import sys
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 import nats_stream_source.jetstream as layer
 from nats_stream_source.embedded import NatsServer
 from tests.support.paths import ROOT
+from tests.support.program import ran
 
 GUIDE = (ROOT / "docs/jetstream.md").read_text()
 
@@ -48,4 +48,4 @@ def test_public_names_are_listed() -> None:
 def test_spark_is_not_loaded_with_it() -> None:
     """A program without Spark does not pay for it."""
     code = "import sys, nats_stream_source.jetstream; sys.exit('pyspark' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    ran(sys.executable, "-c", code)

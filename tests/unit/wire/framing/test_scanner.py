@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -22,6 +20,7 @@ from nats_stream_source.wire.framing.frames import Framer, Frames
 from nats_stream_source.wire.table import Field, Table
 from nats_stream_source.zip_package import write_archive
 from tests.support.paths import ROOT
+from tests.support.program import ran
 from tests.unit.wire.reference.streams import (
     ACK,
     BLOCK,
@@ -43,17 +42,8 @@ print(scanner.available(), select_frame_scanner(), scanner.selected())
 
 
 def run(code: str, *, path: Path = ROOT, **variables: str) -> str:
-    environment = {**os.environ, SCANNER_VARIABLE: "", "PYTHONPATH": str(path), **variables}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment,
-        cwd=path.parent,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    given = {SCANNER_VARIABLE: "", "PYTHONPATH": str(path), **variables}
+    return ran(sys.executable, "-c", code, cwd=path.parent, **given).stdout.strip()
 
 
 def frames_of(stream: bytes, name: scanner.Scanner) -> Frames:
