@@ -41,6 +41,11 @@ def filled(shared_server: NatsServer) -> NatsServer:
     entries = [("needle", b"here"), *((f"straw{i}", b"") for i in range(3000))]
     buckets.put_many(url, "hay", entries)
     buckets.create_bucket(url, "empty", 1)
+    for name in ("encoded", "mixed"):
+        buckets.create_bucket(url, name, 3)
+        buckets.put(url, name, "X3Jvb3Rf.aGFsbCAx.cHVtcA", b"b24")  # /hall 1/pump = on
+        buckets.put(url, name, "ZG9vcg", b"b3Blbg")  # door = open
+    buckets.put(url, "mixed", "plain", b"x")
     create_stream(url, "ORDERS", "orders.>")
     buckets.publish(url, [(f"orders.{'a' if i % 3 else 'b'}", b"%d" % i, None) for i in range(30)])
     return shared_server
@@ -115,6 +120,24 @@ def test_peek_shows_stream(at: list[str]) -> None:
     ]
     by_subject = objects(command("peek", "--json", "--subject", "orders.b", "-n", "3", *at)[0])
     assert by_subject == rows
+
+
+def test_peek_decodes_keys_and_values(at: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    keys = ("--key-codec", "path,base64")
+    codecs = (*keys, "--value-codec", "base64", *at)
+
+    def decoded(*words: str) -> list[tuple[object, object]]:
+        assert main(["peek", *words, *codecs, "--json"]) == 0
+        return [(one["key"], one["value"]) for one in objects(capsys.readouterr().out)]
+
+    assert decoded("encoded") == [("/hall 1/pump", "on"), ("door", "open")]
+    assert decoded("encoded", "--keys", "/hall 1/*") == [("/hall 1/pump", "on")]
+    assert decoded("mixed", "--on-undecodable", "null")[-1] == (None, None)
+    assert main(["peek", "mixed", *codecs]) == 1
+    error = capsys.readouterr().err
+    assert "could not decode the key of entry 'plain'" in error
+    assert error.count("--key-codec") == 1
+    assert main(["peek", "--stream", "KV_encoded", *keys, *at]) == 2
 
 
 def test_peek_of_empty_bucket(at: list[str]) -> None:

@@ -27,9 +27,6 @@ DOCKER = ROOT / "docker"
 COMPOSE: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 
-ours = pytest.mark.parametrize("name", [name for name in SERVICES if "build" in SERVICES[name]])
-scripts = pytest.mark.parametrize("name", ["bucket", "writer"])
-
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[NatsServer]:
@@ -38,53 +35,36 @@ def server() -> Iterator[NatsServer]:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_volumes_exist(name: str) -> None:
-    for volume in SERVICES[name].get("volumes", []):
+def test_volumes_dependencies_and_files_of_image_exist(name: str) -> None:
+    service = SERVICES[name]
+    for volume in service.get("volumes", []):
         source, target = volume.split(":")[:2]
         assert target.startswith("/")
-        if source.startswith("."):
-            assert (DOCKER / source).is_file()
-        else:
-            assert source in COMPOSE["volumes"]
-
-
-@pytest.mark.parametrize("name", SERVICES)
-def test_dependencies_exist(name: str) -> None:
-    for needed, how in SERVICES[name].get("depends_on", {}).items():
-        assert needed in SERVICES
+        assert (DOCKER / source).is_file() if source[0] == "." else source in COMPOSE["volumes"]
+    for needed, how in service.get("depends_on", {}).items():
         assert how["condition"] in ("service_healthy", "service_completed_successfully")
         assert how["condition"] != "service_healthy" or "healthcheck" in SERVICES[needed]
-
-
-@ours
-def test_image_can_be_built(name: str) -> None:
-    build = SERVICES[name]["build"]
+    if (build := service.get("build")) is None:
+        return
     context = (DOCKER / build["context"]).resolve()
-    dockerfile = context / build["dockerfile"]
-    lines = dockerfile.read_text().splitlines()
-    assert any(line.endswith(f" AS {build['target']}") for line in lines)
-    copied = [
-        shlex.split(line)[1:-1]
-        for line in lines
-        if line.startswith("COPY ") and "--from=" not in line
-    ]
+    text = (context / build["dockerfile"]).read_text()
+    stages = re.findall(r"^FROM \S+ AS (\S+)$", text, re.MULTILINE)
+    assert {build["target"], *re.findall(r"COPY --from=(\S+)", text)} <= set(stages)
+    copied = [shlex.split(line)[:-1] for line in re.findall(r"^COPY (?!--from=)(.*)$", text, re.M)]
     assert copied
     assert all((context / path).exists() for paths in copied for path in paths)
 
 
-@scripts
-def test_command_exists_in_image(name: str) -> None:
-    program, script, *_ = SERVICES[name]["command"]
+@pytest.mark.parametrize("name", ["bucket", "writer"])
+def test_command_exists_in_image_and_gets_its_variables(name: str) -> None:
+    service = SERVICES[name]
+    program, script, *_ = service["command"]
     assert program == "python"
-    assert (ROOT / script).is_file()
     assert "COPY docker docker\n" in (DOCKER / "Dockerfile").read_text()
-
-
-def test_stages_copy_from_stages() -> None:
-    text = (DOCKER / "Dockerfile").read_text()
-    stages = re.findall(r"^FROM \S+ AS (\S+)$", text, re.MULTILINE)
-    for stage in re.findall(r"COPY --from=(\S+)", text):
-        assert stage in stages
+    code = (ROOT / script).read_text()
+    assert all(f'"{variable}"' in code for variable in service["environment"])
+    required = {part.split('"')[1] for part in code.split("os.environ[")[1:]}
+    assert required <= service["environment"].keys()
 
 
 def test_installation_without_compiled_modules_is_refused(tmp_path: Path) -> None:
@@ -98,15 +78,6 @@ def test_installation_without_compiled_modules_is_refused(tmp_path: Path) -> Non
         variables = {"PYTHONPATH": path, "NATS_STREAM_SOURCE_SCANNER": ""}
         program = DOCKER / "verify_installation.py"
         ran(sys.executable, program, cwd=tmp_path, status=status, **variables)
-
-
-@scripts
-def test_environment_has_variables_of_command(name: str) -> None:
-    service = SERVICES[name]
-    script = (ROOT / service["command"][1]).read_text()
-    assert all(f'"{variable}"' in script for variable in service["environment"])
-    required = {part.split('"')[1] for part in script.split("os.environ[")[1:]}
-    assert required <= service["environment"].keys()
 
 
 def test_server_command(tmp_path: Path) -> None:
