@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -32,34 +33,56 @@ from tests.support.wait import wait_until
 LOGGER = "nats_stream_source.metrics"
 
 
+class Metrics:
+    """An endpoint without the counts of earlier queries, and the queries and listeners of a test.
+
+    Attributes:
+        port: the port of the endpoint.
+    """
+
+    def __init__(self, spark: SparkSession) -> None:
+        self.port = free_port()
+        self._spark = spark
+        self._listeners: list[StreamingQueryListener] = []
+        self._queries: list[StreamingQuery] = []
+
+    def watch(self, watched: SparkSession | StreamingQuery) -> StreamingQueryListener:
+        self._listeners.append(watch_progress(watched, prometheus=self.port))
+        return self._listeners[-1]
+
+    def query(self, start: Callable[[], StreamingQuery]) -> StreamingQuery:
+        self._queries.append(begin(start))
+        return self._queries[-1]
+
+    def run_to_end(self, writer: DataStreamWriter, tmp_path: Path) -> None:
+        """Run a query over all that its source has."""
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        assert self.query(writer.trigger(availableNow=True).start).awaitTermination(180)
+
+    def now(self, name: str, **labels: Any) -> float | None:
+        return value(scrape(self.port), name, **labels)
+
+    def wait(self, query: StreamingQuery | None, name: str, amount: float, **labels: Any) -> None:
+        """Wait until the metric has reached an amount, while the query runs if it is given."""
+        wait(lambda: (self.now(name, **labels) or 0) >= amount, f"{amount} {name}", query)
+
+    def close(self) -> None:
+        for query in self._queries:
+            query.stop()
+        for listener in self._listeners:
+            self._spark.streams.removeListener(listener)
+        close_endpoints()
+
+
 @pytest.fixture
-def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """A port for the endpoint of a test, which does not have the counts of earlier queries."""
+def of_test(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[Metrics]:
+    """The metrics of a test, whose idle queries report each second."""
     monkeypatch.setattr(metrics, "_recorder", None)
-    yield free_port()
-    close_endpoints()
-
-
-@pytest.fixture
-def queries(spark: SparkSession) -> Iterator[list[StreamingQuery]]:
-    """The queries of a test, which are stopped at its end; an idle one reports each second."""
     register(spark, check=False)
-    started: list[StreamingQuery] = []
+    found = Metrics(spark)
     with report_each_second(spark):
-        yield started
-    for query in started:
-        query.stop()
-
-
-@pytest.fixture
-def watch(
-    spark: SparkSession, port: int
-) -> Iterator[Callable[[SparkSession | StreamingQuery], None]]:
-    """``watch_progress`` with the test's port; the listeners are removed at the end."""
-    listeners = []
-    yield lambda watched: listeners.append(watch_progress(watched, prometheus=port))
-    for listener in listeners:
-        spark.streams.removeListener(listener)
+        yield found
+    found.close()
 
 
 def changes(spark: SparkSession, bucket: Bucket, **options: Any) -> DataFrame:
@@ -67,50 +90,33 @@ def changes(spark: SparkSession, bucket: Bucket, **options: Any) -> DataFrame:
     return source.options(**options).load()
 
 
-def wait(condition: Callable[[], bool], what: str, query: StreamingQuery) -> None:
+def wait(condition: Callable[[], bool], what: str, query: StreamingQuery | None) -> None:
     def alive() -> None:
-        assert query.isActive, query.exception()
+        assert query is None or query.isActive, query.exception()
 
     wait_until(condition, what, 180, alive=alive)
 
 
-def run_to_end(writer: DataStreamWriter, tmp_path: Path, queries: list[StreamingQuery]) -> None:
-    """Run a query over all that its source has."""
-    writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
-    query = begin(writer.trigger(availableNow=True).start)
-    queries.append(query)
-    assert query.awaitTermination(180)
-
-
-def reached(port: int, name: str, amount: float, **labels: Any) -> Callable[[], bool]:
-    return lambda: (value(scrape(port), name, **labels) or 0) >= amount
-
-
 def test_follow_counts_rows_merges_outages_and_data_losses(
-    spark: SparkSession,
-    nats_server: NatsServer,
-    tmp_path: Path,
-    port: int,
-    queries: list[StreamingQuery],
+    spark: SparkSession, nats_server: NatsServer, tmp_path: Path, of_test: Metrics
 ) -> None:
     bucket, table = Bucket(nats_server.url, "fleet").create(), tmp_path / "fleet"
     bucket.write(("a", "PUT"), ("b", "PUT"), ("c", "PUT"))
-    query = begin(
+    query = of_test.query(
         lambda: follow(
             changes(spark, bucket, failOnDataLoss="false", connectTimeout="2"),
             str(table),
             checkpoint=f"{table}-checkpoint",
-            prometheus=f"127.0.0.1:{port}",
+            prometheus=f"127.0.0.1:{of_test.port}",
         )
     )
-    queries.append(query)
     of = {"query": query.id}
-    wait(reached(port, "input_rows_total", 3, **of), "the first rows", query)
+    of_test.wait(query, "input_rows_total", 3, **of)
     bucket.write(("a", "PUT"), ("b", "DEL"))
-    wait(reached(port, "input_rows_total", 5, **of), "the next rows", query)
+    of_test.wait(query, "input_rows_total", 5, **of)
     wait(lambda: live(table) == {"a": 4, "c": 3}, "the table", query)
 
-    now = scrape(port)
+    now = scrape(of_test.port)
     merged = {**of, "table": table}
     assert value(now, "query_active", **of) == 1
     assert value(now, "input_rows_total", source=0, **of) == 5
@@ -139,15 +145,15 @@ def test_follow_counts_rows_merges_outages_and_data_losses(
     # An outage, which the planner waits out; meanwhile the bucket is re-created. The planner waits
     # for connectTimeout before it calls it one.
     nats_server.terminate()
-    wait(lambda: silent_seconds(port, of) > 8, "the planner to wait", query)
+    wait(lambda: silent_seconds(of_test, of) > 8, "the planner to wait", query)
     with NatsServer(store=nats_server.store) as other:
         again = Bucket(other.url, "fleet")
         again.delete()
         again.create()
         again.write(("e", "PUT"))
     nats_server.start()
-    wait(reached(port, "input_rows_total", 6, **of), "the row of the next bucket", query)
-    now = scrape(port)
+    of_test.wait(query, "input_rows_total", 6, **of)
+    now = scrape(of_test.port)
     assert value(now, "outages_total", process="planner", **of) == 1
     assert value(now, "outage_seconds_total", process="planner", **of) > 0  # type: ignore[operator]
     assert value(now, "retries_total", process="planner", **of) >= 1  # type: ignore[operator]
@@ -158,16 +164,16 @@ def test_follow_counts_rows_merges_outages_and_data_losses(
     shutil.rmtree(table)
     bucket.write(("f", "PUT"))
     wait(lambda: (table / "_delta_log").exists() and live(table) == {"f": 2}, "the table", query)
-    wait(lambda: value(scrape(port), "index_keys", **merged) == 1, "the new table's index", query)
-    assert value(scrape(port), "table_files", **merged) == 1
-    assert value(scrape(port), "query_active", **of) == 1
+    wait(lambda: of_test.now("index_keys", **merged) == 1, "the new table's index", query)
+    assert of_test.now("table_files", **merged) == 1
+    assert of_test.now("query_active", **of) == 1
 
     query.stop()
-    wait_until(lambda: value(scrape(port), "query_active", **of) == 0, "the end of the query", 60)
+    wait_until(lambda: of_test.now("query_active", **of) == 0, "the end of the query", 60)
     # Spark counts the rows of the batch twice that was read again for the new table. The event of
     # the last micro-batch may arrive after Spark reports that the query is not active.
-    wait_until(reached(port, "input_rows_total", 8, **of), "the last progress", 60)
-    ended = scrape(port)
+    of_test.wait(None, "input_rows_total", 8, **of)
+    ended = scrape(of_test.port)
     assert value(ended, "input_rows_total", **of) == 8
     for gauge in ("offsets_behind_latest", "table_files", "last_report_timestamp_seconds"):
         assert value(ended, gauge, **of) is None
@@ -175,11 +181,7 @@ def test_follow_counts_rows_merges_outages_and_data_losses(
 
 
 def test_contradicted_sequences_are_counted(
-    spark: SparkSession,
-    shared_server: NatsServer,
-    tmp_path: Path,
-    port: int,
-    queries: list[StreamingQuery],
+    spark: SparkSession, shared_server: NatsServer, tmp_path: Path, of_test: Metrics
 ) -> None:
     bucket, table = Bucket(shared_server.url, "contradicted").create(), tmp_path / "table"
     bucket.write(("a", "PUT"), ("b", "PUT"), ("a", "PUT"))
@@ -191,17 +193,16 @@ def test_contradicted_sequences_are_counted(
         sequence_by="stream_created",  # the same for all entries
         column_list=["key", "revision"],
         once=True,
-        prometheus=f"127.0.0.1:{port}",
+        prometheus=f"127.0.0.1:{of_test.port}",
     )
-    queries.append(query)
     assert query.awaitTermination(180)
     merged = {"query": query.id, "table": table}
-    wait_until(reached(port, "merges_total", 1, **merged), "the merge", 60)
-    assert value(scrape(port), "contradicted_sequences_total", **merged) == 1
+    of_test.wait(None, "merges_total", 1, **merged)
+    assert of_test.now("contradicted_sequences_total", **merged) == 1
 
 
-def silent_seconds(port: int, of: dict[str, Any]) -> float:
-    return time.time() - (value(scrape(port), "last_report_timestamp_seconds", **of) or 0)
+def silent_seconds(of_test: Metrics, of: dict[str, Any]) -> float:
+    return time.time() - (of_test.now("last_report_timestamp_seconds", **of) or 0)
 
 
 def logged(caplog: pytest.LogCaptureFixture, text: str) -> int:
@@ -216,16 +217,14 @@ def test_lag_is_rows_and_bytes_behind_and_second_query_of_name_has_its_id(
     spark: SparkSession,
     shared_server: NatsServer,
     tmp_path: Path,
-    port: int,
-    watch: Callable[[SparkSession | StreamingQuery], None],
-    queries: list[StreamingQuery],
+    of_test: Metrics,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, LOGGER)
     bucket = Bucket(shared_server.url, "lagging").create()
     bucket.write(*((f"k{number}", "PUT") for number in range(10)))
     go_on = threading.Event()
-    watch(spark)
+    of_test.watch(spark)
 
     def hold(batch: DataFrame, batch_id: int) -> None:
         batch.count()
@@ -235,14 +234,12 @@ def test_lag_is_rows_and_bytes_behind_and_second_query_of_name_has_its_id(
     def start(session: SparkSession, name: str) -> StreamingQuery:
         frame = changes(session, bucket, includeHistory="true", maxRowsPerTrigger="4")
         writer = frame.writeStream.queryName("twin").foreachBatch(hold)
-        query = begin(writer.option("checkpointLocation", str(tmp_path / name)).start)
-        queries.append(query)
-        return query
+        return of_test.query(writer.option("checkpointLocation", str(tmp_path / name)).start)
 
     first = start(spark, "first")
     lag = {"query": "twin", "stream": "KV_lagging"}
-    wait(lambda: value(scrape(port), "offsets_behind_latest", **lag) == 6, "the lag", first)
-    now = scrape(port)
+    wait(lambda: of_test.now("offsets_behind_latest", **lag) == 6, "the lag", first)
+    now = scrape(of_test.port)
     state = bucket.state()
     assert value(now, "estimated_bytes_behind_latest", **lag) == 6 * state["bytes"] // 10
     assert value(now, "estimated_total_bytes_behind_latest", query="twin", source=0) == (
@@ -258,85 +255,71 @@ def test_lag_is_rows_and_bytes_behind_and_second_query_of_name_has_its_id(
     register(other, check=False)
     second = start(other, "second")
     wait(lambda: second.lastProgress is not None, "a micro-batch of the second query", second)
-    watch(second)
+    of_test.watch(second)
     label = f"twin {str(second.id)[:8]}"
-    assert value(scrape(port), "offsets_behind_latest", query=label) == 6
-    assert value(scrape(port), "input_rows_total", query=label) == 4
+    assert of_test.now("offsets_behind_latest", query=label) == 6
+    assert of_test.now("input_rows_total", query=label) == 4
     assert any("two queries have one name" in one.getMessage() for one in caplog.records)
-    watch(second)  # a second listener counts nothing again
+    of_test.watch(second)  # a second listener counts nothing again
     go_on.set()
     for query, name in ((first, "twin"), (second, label)):
-        wait(reached(port, "input_rows_total", 10, query=name), "all rows", query)
-        assert value(scrape(port), "input_rows_total", query=name) == 10
+        of_test.wait(query, "input_rows_total", 10, query=name)
+        assert of_test.now("input_rows_total", query=name) == 10
     started = [one for one in caplog.records if one.getMessage().startswith("metrics are served")]
     assert len(started) == 1
     second.stop()
-    watch(second)  # a query that has ended
-    wait_until(lambda: value(scrape(port), "query_active", query=label) == 0, "its end", 60)
+    of_test.watch(second)  # a query that has ended
+    wait_until(lambda: of_test.now("query_active", query=label) == 0, "its end", 60)
 
 
 def test_query_whose_end_no_listener_receives_is_not_active(
-    spark: SparkSession,
-    shared_server: NatsServer,
-    port: int,
-    queries: list[StreamingQuery],
+    spark: SparkSession, shared_server: NatsServer, of_test: Metrics
 ) -> None:
     """As after a stream thread that dies before it reports its end."""
     bucket = Bucket(shared_server.url, "unreported").create()
     bucket.write(("a", "PUT"))
-    listener = watch_progress(spark, prometheus=port)
+    listener = of_test.watch(spark)
     writer = changes(spark, bucket).writeStream.format("noop").queryName("unreported")
-    query = begin(writer.start)
-    queries.append(query)
+    query = of_test.query(writer.start)
     lag = {"query": "unreported", "stream": "KV_unreported"}
-    wait(lambda: value(scrape(port), "offsets_behind_latest", **lag) == 0, "the row", query)
-    assert value(scrape(port), "query_active", query="unreported") == 1
+    wait(lambda: of_test.now("offsets_behind_latest", **lag) == 0, "the row", query)
+    assert of_test.now("query_active", query="unreported") == 1
     spark.streams.removeListener(listener)
     query.stop()
-    now = scrape(port)
+    now = scrape(of_test.port)
     assert value(now, "query_active", query="unreported") == 0
     assert value(now, "offsets_behind_latest", **lag) is None, "as after a reported end"
     assert value(now, "input_rows_total", query="unreported") == 1
 
 
 def test_rebuild_on_executor_is_counted_by_reason(
-    spark: SparkSession,
-    shared_server: NatsServer,
-    tmp_path: Path,
-    port: int,
-    watch: Callable[[SparkSession | StreamingQuery], None],
-    queries: list[StreamingQuery],
+    spark: SparkSession, shared_server: NatsServer, tmp_path: Path, of_test: Metrics
 ) -> None:
     bucket = Bucket(shared_server.url, "rebuilt").create()
     bucket.write(*((f"k{number}", "PUT") for number in range(200)))
-    watch(spark)
+    of_test.watch(spark)
     with Proxy(shared_server.port, Sequences([100])) as proxy:
         source = spark.readStream.format("nats_kv").options(servers=proxy.url, bucket=bucket.name)
         writer = source.load().writeStream.format("noop").queryName("rebuilt")
-        run_to_end(writer, tmp_path, queries)
+        of_test.run_to_end(writer, tmp_path)
         assert len(proxy.dropped) == 1
     of = {"query": "rebuilt", "stream": "KV_rebuilt"}
-    wait_until(reached(port, "input_rows_total", 200, query="rebuilt"), "the progress", 60)
-    wait_until(reached(port, "consumer_rebuilds_total", 1, **of), "the count", 60)
-    assert value(scrape(port), "input_rows_total", query="rebuilt") == 200
-    assert value(scrape(port), "consumer_rebuilds_total", reason="gap", **of) == 1
-    processes = {label["process"] for label, _ in scrape(port)["consumer_rebuilds_total"]}
+    of_test.wait(None, "input_rows_total", 200, query="rebuilt")
+    of_test.wait(None, "consumer_rebuilds_total", 1, **of)
+    assert of_test.now("input_rows_total", query="rebuilt") == 200
+    assert of_test.now("consumer_rebuilds_total", reason="gap", **of) == 1
+    processes = {label["process"] for label, _ in scrape(of_test.port)["consumer_rebuilds_total"]}
     assert processes == {"executor"}
 
 
 def test_sink_counts_rows_acknowledgements_and_conflicts(
-    spark: SparkSession,
-    shared_server: NatsServer,
-    tmp_path: Path,
-    port: int,
-    watch: Callable[[SparkSession | StreamingQuery], None],
-    queries: list[StreamingQuery],
+    spark: SparkSession, shared_server: NatsServer, tmp_path: Path, of_test: Metrics
 ) -> None:
     source = Bucket(shared_server.url, "sink_source").create()
     target = Bucket(shared_server.url, "sink_target").create()
     source.write(*((f"k{number}", "PUT") for number in range(5)))
     target.write(("k1", "PUT"))
-    watch(spark)
+    of_test.watch(spark)
     rows = changes(spark, source).select(
         "key", "value", F.when(F.col("key") < "k4", F.lit(0)).alias("expected_revision")
     )
@@ -345,9 +328,9 @@ def test_sink_counts_rows_acknowledgements_and_conflicts(
         .options(servers=target.url, bucket=target.name, onConflict="skip")
         .queryName("copy")
     )
-    run_to_end(writer, tmp_path, queries)
+    of_test.run_to_end(writer, tmp_path)
     of = {"query": "copy", "target": "sink_target"}
-    now = scrape(port)
+    now = scrape(of_test.port)
     assert value(now, "sink_rows_total", **of) == 5
     assert value(now, "sink_pub_acks_total", **of) == 4
     assert value(now, "sink_conflicts_total", **of) == 1
@@ -358,8 +341,7 @@ def test_endpoint_that_cannot_listen_and_failing_recorder_leave_query_unharmed(
     spark: SparkSession,
     shared_server: NatsServer,
     tmp_path: Path,
-    queries: list[StreamingQuery],
-    port: int,
+    of_test: Metrics,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -369,18 +351,17 @@ def test_endpoint_that_cannot_listen_and_failing_recorder_leave_query_unharmed(
     def fail(*arguments: object) -> None:
         raise RuntimeError("the exporter failed")
 
-    with socket.create_server(("127.0.0.1", port)), monkeypatch.context() as patch:
+    with socket.create_server(("127.0.0.1", of_test.port)), monkeypatch.context() as patch:
         # Not of the class: a listener of an earlier query has its own recorder and would warn too.
         patch.setattr(metrics.start_recorder(), "add", fail)
-        query = begin(
+        query = of_test.query(
             lambda: follow(
                 changes(spark, bucket),
                 str(table),
                 checkpoint=f"{table}-checkpoint",
-                prometheus=f"127.0.0.1:{port}",
+                prometheus=f"127.0.0.1:{of_test.port}",
             )
         )
-        queries.append(query)
         wait(lambda: (table / "_delta_log").exists() and bool(stored(table)), "a row", query)
         wait(lambda: logged(caplog, "metrics could not be recorded") > 0, "the warning", query)
     assert logged(caplog, "metrics could not be recorded") == 1
