@@ -15,11 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from nats_stream_source.errors import ProtocolError
 from nats_stream_source.jetstream.times import LONGEST_DURATION, nanoseconds
-from nats_stream_source.options.start_position import (
-    START_WORDS,
-    DeliverPolicy,
-    NamedStarts,
-)
+from nats_stream_source.options.start_position import START_WORDS, DeliverPolicy, StartPosition
 from nats_stream_source.wire.codec import (
     KEY_CODECS,
     VALUE_CODECS,
@@ -201,26 +197,38 @@ def timestamp(value: str) -> int:
 
 
 @kind("integer, or JSON object")
-def start_sequence(value: str) -> int | NamedStarts:
+def start_sequence(value: str) -> StartPosition:
     """A stream sequence, or a JSON object with one for each bucket or stream."""
-    if not value.lstrip().startswith("{"):
-        return integer(value)
-    return _named_starts(value, int, "a sequence", lambda number: integer(str(number)))
+    policy = DeliverPolicy.BY_START_SEQUENCE
+
+    def position(number: object) -> StartPosition:
+        return StartPosition(policy, sequence=integer(str(number)))
+
+    return _start(value, int, "a sequence", policy, position)
 
 
 @kind("timestamp, or JSON object")
-def start_time(value: str) -> int | NamedStarts:
+def start_time(value: str) -> StartPosition:
     """A timestamp, or a JSON object with one for each bucket or stream."""
+    policy = DeliverPolicy.BY_START_TIME
+
+    def position(text: Any) -> StartPosition:
+        return StartPosition(policy, time=timestamp(text))
+
+    return _start(value, str, "a timestamp", policy, position)
+
+
+def _start(
+    value: str,
+    kind: type,
+    expected: str,
+    policy: DeliverPolicy,
+    position: Callable[[Any], StartPosition],
+) -> StartPosition:
     if not value.lstrip().startswith("{"):
-        return timestamp(value)
-    return _named_starts(value, str, "a timestamp", timestamp)
-
-
-def _named_starts(
-    value: str, kind: type, expected: str, convert: Callable[[Any], int]
-) -> NamedStarts:
+        return position(value)
     pairs: list[tuple[str, Any]] = _json(value, object_pairs_hook=list)
-    starts: dict[str, int | DeliverPolicy] = {}
+    starts: dict[str, StartPosition] = {}
     for stream, start in pairs:
         if stream in starts:
             raise ValueError(f"names {stream!r} twice")
@@ -231,10 +239,10 @@ def _named_starts(
             words = " or ".join(map(repr, START_WORDS))
             raise ValueError(f"has {start!r} for {stream!r}, expected {expected}, {words}")
         try:
-            starts[stream] = convert(start)
+            starts[stream] = position(start)
         except ValueError as error:
             raise ValueError(f"has {start!r} for {stream!r}, which {error}") from None
-    return starts
+    return StartPosition(policy, by_name=starts)
 
 
 def _json(value: str, **arguments: Any) -> Any:

@@ -245,11 +245,9 @@ def _validate(values: Values, mode: Mode | None) -> KvOptions:
 
 
 def _start_position(values: Values) -> StartPosition:
-    explicit = StartPosition.at(
-        values["startSequence"], values["startTime"], values["startTimeStrategy"]
-    )
+    explicit: StartPosition | None = values["startSequence"] or values["startTime"]
     if explicit is not None:
-        return explicit
+        return explicit.with_time_strategy(values["startTimeStrategy"])
     if values["updatesOnly"]:
         return StartPosition(DeliverPolicy.NEW)
     history = values["includeHistory"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 
@@ -16,13 +16,6 @@ class DeliverPolicy(str, Enum):
     LAST_PER_SUBJECT = "last_per_subject"
     BY_START_SEQUENCE = "by_start_sequence"
     BY_START_TIME = "by_start_time"
-
-
-START_WORDS = {"earliest": DeliverPolicy.ALL, "latest": DeliverPolicy.NEW}
-"""The words of Spark's Kafka source for a start that is not a sequence or a time."""
-
-NamedStarts = Mapping[str, int | DeliverPolicy]
-"""A sequence, a time in nanoseconds or a policy for each bucket or stream, by name."""
 
 
 class StartTimeStrategy(str, Enum):
@@ -51,36 +44,22 @@ class StartPosition:
     by_name: Mapping[str, StartPosition] | None = None
     time_strategy: StartTimeStrategy | None = None
 
-    @classmethod
-    def at(
-        cls,
-        sequence: int | NamedStarts | None,
-        time: int | NamedStarts | None,
-        time_strategy: StartTimeStrategy | None = None,
-    ) -> StartPosition | None:
-        """The position at a sequence or at a time; None if neither is given."""
-        if sequence is not None:
-            return cls._given(DeliverPolicy.BY_START_SEQUENCE, sequence, None)
-        if time is not None:
-            return cls._given(DeliverPolicy.BY_START_TIME, time, time_strategy)
-        return None
-
-    @classmethod
-    def _given(
-        cls,
-        policy: DeliverPolicy,
-        start: int | DeliverPolicy | NamedStarts,
-        time_strategy: StartTimeStrategy | None,
-    ) -> StartPosition:
-        if isinstance(start, DeliverPolicy):
-            return cls(start)
-        if isinstance(start, Mapping):
-            named = {name: cls._given(policy, one, time_strategy) for name, one in start.items()}
-            return cls(policy, by_name=named)
-        if policy is DeliverPolicy.BY_START_SEQUENCE:
-            return cls(policy, sequence=start)
-        return cls(policy, time=start, time_strategy=time_strategy)
+    def with_time_strategy(self, strategy: StartTimeStrategy | None) -> StartPosition:
+        """The same position, and those that it names, with a strategy."""
+        if strategy is None:
+            return self
+        named = self.by_name and {
+            name: start.with_time_strategy(strategy) for name, start in self.by_name.items()
+        }
+        return replace(self, by_name=named, time_strategy=strategy)
 
     def of(self, name: str) -> StartPosition:
         """The position of a bucket or stream; that of its first message if it is not named."""
         return self if self.by_name is None else self.by_name.get(name, StartPosition())
+
+
+START_WORDS = {
+    "earliest": StartPosition(DeliverPolicy.ALL),
+    "latest": StartPosition(DeliverPolicy.NEW),
+}
+"""The words of Spark's Kafka source for a start that is not a sequence or a time."""

@@ -178,9 +178,7 @@ def _validate(values: Values, mode: Mode | None) -> StreamOptions:
 
 def _start_position(values: Values, mode: Mode | None) -> StartPosition:
     policy: DeliverPolicy | None = values["deliverPolicy"]
-    explicit = StartPosition.at(
-        values["startSequence"], values["startTime"], values["startTimeStrategy"]
-    )
+    explicit: StartPosition | None = values["startSequence"] or values["startTime"]
     required = {
         DeliverPolicy.BY_START_SEQUENCE: "startSequence",
         DeliverPolicy.BY_START_TIME: "startTime",
@@ -214,4 +212,4 @@ def _start_position(values: Values, mode: Mode | None) -> StartPosition:
     for start in (explicit, *(explicit.by_name or {}).values()):
         if start.time is not None and until is not None and until <= start.time:
             raise OptionError("option 'endTime' does not lie after 'startTime'")
-    return explicit
+    return explicit.with_time_strategy(values["startTimeStrategy"])

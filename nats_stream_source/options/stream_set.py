@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nats_stream_source.errors import OptionError
-from nats_stream_source.options.start_position import START_WORDS, DeliverPolicy, NamedStarts
+from nats_stream_source.options.start_position import START_WORDS, DeliverPolicy, StartPosition
 from nats_stream_source.options.table import Mode, Values
 
 
@@ -52,7 +52,7 @@ def validated_stream_set(
         OptionError: the options do not fit each other, or the streams of the query.
     """
     several = _stream_set(values, one)
-    given = [name for name in sequences if values[name] and not isinstance(values[name], Mapping)]
+    given = [name for name in sequences if values[name] and not _by_name(values[name])]
     if several is not None and given:
         each = """write one for each, such as {"<name>": 17, "<name>": "earliest"}, """
         raise OptionError(
@@ -62,13 +62,13 @@ def validated_stream_set(
             f"each stream"
         )
     for option in ("startSequence", "startTime"):
-        if isinstance(values[option], Mapping):
+        if (starts := _by_name(values[option])) is not None:
             if several is None:
                 raise OptionError(
                     f"option {option!r} is a JSON object, and the query reads one {one}; write the "
                     f"start itself, or set '{one}s'"
                 )
-            _validate_starts(option, values[option], several, mode)
+            _validate_starts(option, starts, several, mode)
     values.validate_effect("startTimeStrategy", "startTime")
     values.validate_exclusive("startSequence", "startTime", reason="they name two start positions")
     return several
@@ -91,8 +91,12 @@ def _stream_set(values: Values, one: str) -> StreamSet | None:
     return StreamSet(several, tuple(sorted(names)))
 
 
+def _by_name(start: object) -> Mapping[str, StartPosition] | None:
+    return start.by_name if isinstance(start, StartPosition) else None
+
+
 def _validate_starts(
-    option: str, starts: NamedStarts, several: StreamSet, mode: Mode | None
+    option: str, starts: Mapping[str, StartPosition], several: StreamSet, mode: Mode | None
 ) -> None:
     invalid = f"invalid value for option {option!r}"
     unknown = [name for name in starts if not several.selects(name)]
@@ -107,7 +111,7 @@ def _validate_starts(
             f"{invalid}: {missing[0]!r} of {several} is missing; add its start, which may be "
             f"{words}"
         )
-    new = [name for name, start in starts.items() if start is DeliverPolicy.NEW]
+    new = [name for name, start in starts.items() if start.policy is DeliverPolicy.NEW]
     if new and mode is Mode.BATCH:
         raise OptionError(
             f"{invalid}: it has 'latest' for {new[0]!r}, which is for spark.readStream: "
