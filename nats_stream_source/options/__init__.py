@@ -2,6 +2,10 @@
 
 Each option has one row: its name in Spark, its type, its default and its description. The parser,
 the errors, the flags of the command line and the documentation use the same rows.
+
+The functions that parse raise OptionError for an option that is unknown, missing, of the wrong type
+or contradicts another, InvalidNameError for a name that a server would refuse, and
+ConfigurationError for filters that overlap and for invalid properties of a bucket to create.
 """
 
 from nats_stream_source.options.common import COMMON, CommonOptions

@@ -109,11 +109,7 @@ CONNECTION: tuple[Option, ...] = (
 
 
 def connection_settings(values: Values) -> ConnectionSettings:
-    """The settings of the connection, from parsed values.
-
-    Raises:
-        OptionError: an option is missing, or options contradict each other.
-    """
+    """The settings of the connection, from parsed values."""
     if not values["servers"]:
         raise OptionError("option 'servers' is missing: for example nats://127.0.0.1:4222")
     with option_hints(option_names(CONNECTION)):

@@ -188,16 +188,7 @@ def codec_of(values: Values) -> KvCodec:
 
 
 def kv_options(given: Mapping[str, str], mode: Mode | None = None) -> KvOptions:
-    """Parse and validate the options of ``nats_kv``.
-
-    Args:
-        mode: how the query reads; None if it is not known yet.
-
-    Raises:
-        OptionError: an option is unknown, missing, of the wrong type, or contradicts another.
-        InvalidNameError: the bucket or a key filter violates ADR-8.
-        ConfigurationError: two key filters overlap.
-    """
+    """Parse and validate the options of ``nats_kv``; ``mode`` is None if it is not known yet."""
     with option_hints(option_names(CONNECTION + KV)):
         require_options(given, "nats_kv", "bucket")
         return _validate(parse(given, CONNECTION + KV, KV_ADVICE), mode)
@@ -290,12 +281,7 @@ class LookupOptions:
 
 
 def lookup_options(bucket: str, given: Mapping[str, str]) -> LookupOptions:
-    """Parse and validate the options of ``lookup``.
-
-    Raises:
-        OptionError: an option is unknown, missing, of the wrong type, or without an effect.
-        InvalidNameError: ADR-8 does not allow the name of the bucket.
-    """
+    """Parse and validate the options of ``lookup``."""
     with option_hints(option_names(CONNECTION + LOOKUP)):
         values = parse(given, CONNECTION + LOOKUP)
         values.validate_effect("onUndecodable", "valueCodec")

@@ -130,16 +130,7 @@ class StreamOptions:
 
 
 def stream_options(given: Mapping[str, str], mode: Mode | None = None) -> StreamOptions:
-    """Parse and validate the options of ``nats_stream``.
-
-    Args:
-        mode: how the query reads; None if it is not known yet.
-
-    Raises:
-        OptionError: an option is unknown, missing, of the wrong type, or contradicts another.
-        InvalidNameError: the name of the stream or a subject filter is invalid.
-        ConfigurationError: two filters overlap.
-    """
+    """Parse and validate the options of ``nats_stream``; ``mode`` is None if not known yet."""
     with option_hints(option_names(CONNECTION + STREAM)):
         require_options(given, "nats_stream", "stream")
         return _validate(parse(given, CONNECTION + STREAM, STREAM_ADVICE), mode)

@@ -261,13 +261,7 @@ def without_query_options(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def kv_write_options(given: Mapping[str, str]) -> KvWriteOptions:
-    """Parse and validate the options of a write to ``nats_kv``.
-
-    Raises:
-        OptionError: an option is unknown, missing, of the wrong type, or contradicts another.
-        InvalidNameError: the bucket violates ADR-8.
-        ConfigurationError: the properties of a bucket to create are invalid.
-    """
+    """Parse and validate the options of a write to ``nats_kv``."""
     with option_hints(option_names(CONNECTION + KV_WRITE)):
         values = parse(given, CONNECTION + KV_WRITE, KV_WRITE_ADVICE)
         if values["bucket"] is None:
@@ -286,12 +280,7 @@ def kv_write_options(given: Mapping[str, str]) -> KvWriteOptions:
 
 
 def stream_write_options(given: Mapping[str, str]) -> StreamWriteOptions:
-    """Parse and validate the options of a write to ``nats_stream``.
-
-    Raises:
-        OptionError: an option is unknown, missing, of the wrong type, or contradicts another.
-        InvalidNameError: the stream or a subject is invalid.
-    """
+    """Parse and validate the options of a write to ``nats_stream``."""
     with option_hints(option_names(CONNECTION + STREAM_WRITE)):
         values = parse(given, CONNECTION + STREAM_WRITE, STREAM_WRITE_ADVICE)
         if values["stream"] is None:
@@ -331,14 +320,7 @@ def stream_write_options(given: Mapping[str, str]) -> StreamWriteOptions:
 
 
 def _common(values: Values, *own: str) -> dict[str, Any]:
-    """The fields that both formats compute.
-
-    Args:
-        own: the options of the format for a new bucket or stream, besides those of both.
-
-    Raises:
-        OptionError: a property of a new bucket or stream without ``ifMissing=create``.
-    """
+    """The fields that both formats compute; ``own`` are the format's options for a new target."""
     create = values["ifMissing"] == "create"
     for name in (*own, *(option.name for option in _CREATION)):
         if values.is_set(name) and not create:
