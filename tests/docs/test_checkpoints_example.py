@@ -38,34 +38,20 @@ def section(printed: str, number: int) -> list[str]:
     return [line.strip() for line in text.splitlines()]
 
 
-def test_query_continues_after_stop(run: tuple[str, Path]) -> None:
-    assert section(run[0], 1) == [
-        "batch 0: revision 1 PUT pump on",
-        "batch 0: revision 2 PUT fan off",
-    ]
-    assert section(run[0], 2) == [
+def test_printed_sections(run: tuple[str, Path]) -> None:
+    first, resumed, files, replayed, lag = (section(run[0], number) for number in range(1, 6))
+    assert first == ["batch 0: revision 1 PUT pump on", "batch 0: revision 2 PUT fan off"]
+    assert resumed == [
         "batch 1: revision 3 PUT pump off",
         "batch 1: revision 4 DEL fan None",
         "batch 1: revision 5 PUT door open",
     ]
-
-
-def test_shows_every_file(run: tuple[str, Path]) -> None:
-    shown = [line.partition(":")[0] for line in section(run[0], 3)]
+    shown = [line.partition(":")[0] for line in files]
     assert shown == ["commits/0", "commits/1", "metadata", "offsets/0", "offsets/1"]
-
-
-def test_query_replays_from_sequence(run: tuple[str, Path]) -> None:
-    revisions = [int(line.split()[3]) for line in section(run[0], 4)]
-    assert revisions == [2, 3, 4, 5]
-
-
-def test_query_reports_lag(run: tuple[str, Path]) -> None:
-    behind = [line for line in section(run[0], 5) if line.endswith("behind")]
+    assert [int(line.split()[3]) for line in replayed] == [2, 3, 4, 5]
+    behind = [line for line in lag if line.endswith("behind")]
     assert [re.sub(r", [\d.]+ s", "", line) for line in behind] == [
-        "batch 0: 3 rows behind",
-        "batch 1: 1 rows behind",
-        "batch 2: 0 rows behind",
+        f"batch {number}: {rows} rows behind" for number, rows in enumerate((3, 1, 0))
     ]
 
 
@@ -79,14 +65,9 @@ def test_sample_equals_current_checkpoint(run: tuple[str, Path]) -> None:
     assert all(offset["time"] and offset["created"] for offset in offsets(EXAMPLE / "checkpoint"))
 
 
-def test_readme_shows_sample() -> None:
-    shown = re.search(r"```json\n(.*?)```", (EXAMPLE / "README.md").read_text(), re.DOTALL)
-    assert shown is not None
-    line = (EXAMPLE / "checkpoint/offsets/1").read_text().splitlines()[2]
-    assert json.loads(shown[1]) == json.loads(line)
-
-
-def test_readme_explains_every_field() -> None:
-    explained = set(re.findall(r"`(\w+)`", (EXAMPLE / "README.md").read_text()))
-    line = (EXAMPLE / "checkpoint/offsets/1").read_text().splitlines()[2]
-    assert json.loads(line).keys() <= explained
+def test_readme_shows_sample_and_explains_every_field() -> None:
+    readme = (EXAMPLE / "README.md").read_text()
+    sample = json.loads((EXAMPLE / "checkpoint/offsets/1").read_text().splitlines()[2])
+    (shown,) = re.findall(r"```json\n(.*?)```", readme, re.DOTALL)
+    assert json.loads(shown) == sample
+    assert sample.keys() <= set(re.findall(r"`(\w+)`", readme))

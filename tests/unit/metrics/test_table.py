@@ -10,11 +10,7 @@ from typing import Any
 import pytest
 from opentelemetry import metrics as opentelemetry
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import (
-    HistogramDataPoint,
-    InMemoryMetricReader,
-    NumberDataPoint,
-)
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client.parser import text_string_to_metric_families
 
 from nats_stream_source import metrics
@@ -88,39 +84,31 @@ def test_opentelemetry_has_same_values(
     recorder.set(OFFSETS_BEHIND, 7, "q", "0", "KV_fleet")
     recorder.add(INPUT_ROWS, 5, "q", "0")
     recorder.observe(FRESHNESS, 0.25, "q", "/lake/fleet")
-    data = reader.get_metrics_data()
-    assert data is not None
-    found = {
-        metric.name: (metric.unit, list(metric.data.data_points))
-        for resource in data.resource_metrics
-        for scope in resource.scope_metrics
-        for metric in scope.metrics
-    }
-    unit, (lag,) = found["nats_stream_source.offsets_behind_latest"]
-    assert isinstance(lag, NumberDataPoint)
+
+    def read() -> dict[str, Any]:
+        data = reader.get_metrics_data()
+        assert data is not None
+        return {
+            metric.name.removeprefix("nats_stream_source."): (metric.unit, point)
+            for resource in data.resource_metrics
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+            for point in metric.data.data_points
+        }
+
+    found = read()
+    unit, lag = found["offsets_behind_latest"]
     assert (unit, lag.value) == ("{rows}", 7)
     assert lag.attributes == {"query": "q", "source": "0", "stream": "KV_fleet"}
-    _, (rows,) = found["nats_stream_source.input_rows"]
-    assert isinstance(rows, NumberDataPoint)
-    assert rows.value == 5
-    unit, (fresh,) = found["nats_stream_source.freshness_seconds"]
-    assert isinstance(fresh, HistogramDataPoint)
+    assert found["input_rows"][1].value == 5
+    unit, fresh = found["freshness_seconds"]
     assert (unit, fresh.count, fresh.sum) == ("s", 1, 0.25)
     assert tuple(fresh.explicit_bounds) == FRESHNESS.buckets
     # A query's end removes its gauges here, too.
     recorder.begin("id", "run", "q")
     recorder.end("id", "run")
-    data = reader.get_metrics_data()
-    assert data is not None
-    names = {
-        metric.name
-        for resource in data.resource_metrics
-        for scope in resource.scope_metrics
-        for metric in scope.metrics
-        if list(metric.data.data_points)
-    }
-    assert "nats_stream_source.offsets_behind_latest" not in names
-    assert "nats_stream_source.query_active" in names
+    assert "offsets_behind_latest" not in read()
+    assert "query_active" in read()
 
 
 def test_end_of_run_removes_gauges_and_keeps_counters() -> None:
