@@ -34,6 +34,7 @@ from nats_stream_source.options.hints import option_hints, option_names
 if TYPE_CHECKING:
     from nats_stream_source.delta.follower.follower import Follower
     from nats_stream_source.delta.follower.metrics import FollowerMetrics
+    from nats_stream_source.delta.follower.pace import FollowProgress
 
 _LINE_INTERVAL = 10.0  # seconds
 _TERMINAL_INTERVAL = 1.0
@@ -152,8 +153,7 @@ async def _follow(follower: Follower, metrics: FollowerMetrics | None, *, once: 
             loop.add_signal_handler(number, follower.stop)
     if metrics is not None:
         metrics.start(follower)
-    line = _ProgressLine(follower)
-    reporting = asyncio.ensure_future(line.run())
+    reporting = asyncio.ensure_future(_report(follower))
     failed = True
     try:
         await follower.run(once=once)
@@ -163,44 +163,32 @@ async def _follow(follower: Follower, metrics: FollowerMetrics | None, *, once: 
         await asyncio.gather(reporting, return_exceptions=True)
         if metrics is not None:
             metrics.end(failed=failed)
-    line.end()
+    _write(f"{follower.progress.rows:,} rows read, {_state(follower.progress)}", "\n")
 
 
-class _ProgressLine:
-    """Rows since the last line, the lag, and the keys of the table."""
+async def _report(follower: Follower) -> None:
+    """Print from time to time the rate since the last line, the lag, and the keys of the table."""
+    rows, since = 0, time.monotonic()
+    terminal = terminal_columns() is not None
+    while True:
+        await asyncio.sleep(_TERMINAL_INTERVAL if terminal else _LINE_INTERVAL)
+        progress, now = follower.progress, time.monotonic()
+        if progress.behind is None:
+            continue
+        rate = (progress.rows - rows) / (now - since)
+        rows, since = progress.rows, now
+        _write(f"{rate:,.0f} rows/s, {_state(progress)}", "" if terminal else "\n")
 
-    def __init__(self, follower: Follower) -> None:
-        self._follower = follower
-        self._terminal = terminal_columns() is not None
-        self._rows = 0
-        self._since = time.monotonic()
 
-    async def run(self) -> None:
-        """Print a line from time to time."""
-        while True:
-            await asyncio.sleep(_TERMINAL_INTERVAL if self._terminal else _LINE_INTERVAL)
-            progress = self._follower.progress
-            if progress.behind is None:
-                continue
-            now = time.monotonic()
-            rate = (progress.rows - self._rows) / (now - self._since)
-            self._rows, self._since = progress.rows, now
-            self._write(f"{rate:,.0f} rows/s, {self._state()}", "" if self._terminal else "\n")
+def _state(progress: FollowProgress) -> str:
+    behind = "up to date"
+    if not progress.caught_up:
+        rows = "?" if progress.behind is None else f"{progress.behind:,}"
+        behind = f"{rows} rows behind"
+        if progress.seconds_behind is not None:
+            behind += f", {progress.seconds_behind:.1f} s behind"
+    return f"{behind}, {progress.keys:,} keys"
 
-    def end(self) -> None:
-        """Print the last line."""
-        self._write(f"{self._follower.progress.rows:,} rows read, {self._state()}", "\n")
 
-    def _state(self) -> str:
-        progress = self._follower.progress
-        behind = "up to date"
-        if not progress.caught_up:
-            rows = "?" if progress.behind is None else f"{progress.behind:,}"
-            behind = f"{rows} rows behind"
-            if progress.seconds_behind is not None:
-                behind += f", {progress.seconds_behind:.1f} s behind"
-        return f"{behind}, {progress.keys:,} keys"
-
-    def _write(self, text: str, end: str) -> None:
-        sys.stdout.write(f"{chr(13)}\x1b[K{text}{end}" if self._terminal else text + end)
-        sys.stdout.flush()
+def _write(text: str, end: str) -> None:
+    print(text if terminal_columns() is None else f"\r\x1b[K{text}", end=end, flush=True)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIServer
 
@@ -20,7 +21,7 @@ from nats_stream_source.metrics.recorder import Recorder
 from nats_stream_source.metrics.table import METRICS, PREFIX, Metric
 
 if TYPE_CHECKING:
-    from opentelemetry.metrics import CallbackOptions, Observation
+    from opentelemetry.metrics import CallbackOptions
 
 log = field_logger("nats_stream_source.metrics")
 
@@ -90,12 +91,16 @@ def _instrument(recorder: Recorder) -> None:
     """Create instruments that read the recorder; histograms are passed on value by value."""
     global _instrumented
     with needs_extra("metrics"):
-        from opentelemetry.metrics import get_meter
+        from opentelemetry.metrics import Observation, get_meter
 
     with _lock:
         if _instrumented:
             return
         _instrumented = True
+
+    def read(metric: Metric, options: CallbackOptions) -> Iterable[Observation]:
+        return [Observation(value, labels) for labels, value in recorder.values(metric)]
+
     meter = get_meter("nats_stream_source")
     histograms: dict[str, Any] = {}
     for metric in METRICS.values():
@@ -108,20 +113,9 @@ def _instrument(recorder: Recorder) -> None:
             continue
         gauge = metric.kind == "gauge"
         create = meter.create_observable_gauge if gauge else meter.create_observable_counter
-        create(name, [_reads(recorder, metric)], unit, metric.help)
+        create(name, [partial(read, metric)], unit, metric.help)
 
     def observe(metric: Metric, value: float, labels: dict[str, str]) -> None:
         histograms[metric.name].record(value, labels)
 
     recorder.observers.append(observe)
-
-
-def _reads(
-    recorder: Recorder, metric: Metric
-) -> Callable[[CallbackOptions], Iterable[Observation]]:
-    from opentelemetry.metrics import Observation
-
-    def read(options: CallbackOptions) -> Iterable[Observation]:
-        return [Observation(value, labels) for labels, value in recorder.values(metric)]
-
-    return read
