@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,15 +105,16 @@ def options(server: NatsServer, user: str) -> dict[str, str]:
     }
 
 
-def read(server: NatsServer, user: str, keys: str = "a.>") -> int:
-    """How many rows a query reads, from its first call to its last."""
-    given = {"bucket": "fleet", "keys": keys, "maxRowsPerTrigger": str(LIMIT)}
-    return follow(NatsKvDataSource({**options(server, user), **given}))
+def source(server: NatsServer, user: str, **named: str) -> DataSource:
+    of_buckets = {"bucket", "buckets", "bucketPattern"} & named.keys()
+    data_source = NatsKvDataSource if of_buckets else NatsStreamDataSource
+    return data_source({**options(server, user), **named})
 
 
-def follow(source: DataSource) -> int:
-    """How many rows a streaming query reads."""
-    reader: Any = source.streamReader(StructType())
+def follow(server: NatsServer, user: str, **named: str) -> int:
+    """How many rows a streaming query reads, from its first call to its last."""
+    named["maxRowsPerTrigger"] = str(LIMIT)
+    reader: Any = source(server, user, **named).streamReader(StructType())
     rows = 0
     try:
         reader.prepareForTriggerAvailableNow()
@@ -127,6 +129,19 @@ def follow(source: DataSource) -> int:
         close_cached_runners()
 
 
+def at_once(server: NatsServer, user: str, **named: str) -> int:
+    """How many rows a batch reads."""
+    reader = source(server, user, **named).reader(StructType())
+    try:
+        return sum(batch.num_rows for split in reader.partitions() for batch in reader.read(split))
+    finally:
+        close_cached_runners()
+
+
+def read(server: NatsServer, user: str, keys: str = "a.>") -> int:
+    return follow(server, user, bucket="fleet", keys=keys)
+
+
 def compare(server: NatsServer, user: str) -> tuple[int, int]:
     """The requests of ``reconcile``: how many of two rows are removed, and the last sequence."""
     info = buckets.bucket_info(with_user(server.url, "admin"), "fleet")
@@ -137,42 +152,23 @@ def compare(server: NatsServer, user: str) -> tuple[int, int]:
     return len(gone), last_seq
 
 
-def read_several(server: NatsServer, user: str, **named: str) -> int:
-    given = {**options(server, user), "keys": "a.>", "maxRowsPerTrigger": str(LIMIT), **named}
-    return follow(NatsKvDataSource(given))
-
-
 def test_pattern_without_list_permission_fails(server: NatsServer) -> None:
     user = f"several-{subjects('several').index('$JS.API.STREAM.LIST')}"
     with pytest.raises(PermissionDeniedError, match=r"\$JS\.API\.STREAM\.LIST"):
-        read_several(server, user, bucketPattern="fl.*")
-    assert read_several(server, user, buckets="fleet") == ENTRIES
-
-
-def test_names_need_no_more_than_each_of_them(server: NatsServer) -> None:
-    assert read_several(server, "nats_kv", buckets="fleet") == ENTRIES
-
-
-def at_once(source: DataSource) -> int:
-    """How many rows a batch reads."""
-    reader = source.reader(StructType())
-    try:
-        return sum(batch.num_rows for split in reader.partitions() for batch in reader.read(split))
-    finally:
-        close_cached_runners()
+        follow(server, user, keys="a.>", bucketPattern="fl.*")
+    assert follow(server, user, keys="a.>", buckets="fleet") == ENTRIES
 
 
 def test_subject_lookup_without_list_permission_fails(server: NatsServer) -> None:
     user = f"nats_stream-{subjects('nats_stream').index('$JS.API.STREAM.NAMES')}"
-    given = options(server, user)
     with pytest.raises(PermissionDeniedError, match=r"STREAM\.NAMES"):
-        at_once(NatsStreamDataSource({**given, "subject": "orders.>"}))
-    assert at_once(NatsStreamDataSource({**given, "stream": "ORDERS"})) == ENTRIES
+        at_once(server, user, subject="orders.>")
+    assert at_once(server, user, stream="ORDERS") == ENTRIES
 
 
 def test_consumers_have_prefix_of_option(server: NatsServer) -> None:
-    given = {**options(server, "nats_stream"), "stream": "ORDERS", "consumerPrefix": "ours"}
-    reader = NatsStreamDataSource(given).reader(StructType())
+    named = {"stream": "ORDERS", "consumerPrefix": "ours"}
+    reader = source(server, "nats_stream", **named).reader(StructType())
     (split,) = reader.partitions()
     rows = reader.read(split)
     try:
@@ -268,37 +264,25 @@ async def _use_keys(server: NatsServer, user: str) -> None:
         await kv.purge(key)
 
 
-def stream_source(server: NatsServer, user: str, **named: str) -> NatsStreamDataSource:
-    return NatsStreamDataSource({**options(server, user), **named})
-
-
-def bucket_source(server: NatsServer, user: str, **state: str) -> NatsKvDataSource:
-    return NatsKvDataSource({**options(server, user), "bucket": "fleet", **state})
-
-
 Use = Callable[[NatsServer, str], object]
 
 READS: list[tuple[str, Use, object]] = [
     ("nats_kv", read, ENTRIES),
-    ("several", lambda *at: read_several(*at, bucketPattern="fl.*"), ENTRIES),
+    ("nats_kv", partial(follow, keys="a.>", buckets="fleet"), ENTRIES),
+    ("several", partial(follow, keys="a.>", bucketPattern="fl.*"), ENTRIES),
+    ("nats_kv", partial(at_once, bucket="fleet"), ENTRIES),
+    ("nats_kv", partial(at_once, bucket="fleet", asOfSequence=str(ENTRIES)), ENTRIES),
+    ("nats_kv", partial(at_once, bucket="fleet", includeHistory="true"), ENTRIES),
+    ("nats_kv", partial(at_once, bucket="fleet", keys="a.>"), ENTRIES),
     *(
-        ("nats_kv", lambda *at, state=state: at_once(bucket_source(*at, **state)), ENTRIES)
-        for state in (
-            {},
-            {"asOfSequence": str(ENTRIES)},
-            {"includeHistory": "true"},
-            {"keys": "a.>"},
-        )
-    ),
-    *(
-        ("nats_stream", lambda *at, how=how, named=named: how(stream_source(*at, **named)), rows)
+        ("nats_stream", partial(how, **named), rows)
         for which in (
             {"stream": "ORDERS"},
             {"subject": "orders.>"},
             {"stream": "ORDERS", "filterSubjects": "orders.0,orders.1,orders.2"},
         )
         for how, named, rows in (
-            (follow, {**which, "maxRowsPerTrigger": str(LIMIT)}, ENTRIES),
+            (follow, which, ENTRIES),
             (at_once, which, ENTRIES),
             (at_once, {**which, "deliverPolicy": "last_per_subject"}, 3),
         )

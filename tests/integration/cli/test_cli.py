@@ -244,6 +244,7 @@ def test_entry_point_is_command() -> None:
         (["inspect", "no/such/directory"], 1, "no/such/directory"),
         (["peek", "--bucket", "plant", "-n", "ten"], 2, "'ten' is not a number of at least 1"),
         (["inspect", ".", "--max-lag", "0"], 2, "--servers"),
+        (["inspect", ".", "--prometheus"], 2, "--prometheus requires a server"),
         (
             ["peek", "--bucket", "plant", *_NOBODY],
             1,

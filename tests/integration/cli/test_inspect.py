@@ -319,11 +319,3 @@ def test_metrics_of_checkpoint(live: Live) -> None:
     now = samples(status=1)
     assert value(now, "source_problem", **of) == 1
     assert "offsets_behind_latest" not in now
-
-
-def test_metrics_of_checkpoint_need_server(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("NATS_URL", raising=False)
-    assert main(["inspect", "--prometheus", str(SAMPLE)]) == 2
-    assert "--prometheus requires a server" in capsys.readouterr().err

@@ -14,7 +14,6 @@ import pytest
 from nats_stream_source.cli.flags import error_text
 from nats_stream_source.connection.settings import ConnectionSettings
 from nats_stream_source.errors import (
-    ApiError,
     ConfigurationError,
     ConnectError,
     DataLossError,
@@ -81,31 +80,25 @@ def test_asyncio_errors_name_settings() -> None:
         validate_filters(["a.*", "a.b"])
 
 
-PREFIXES: dict[str, tuple[dict[str, str], str]] = {
-    "reply of 4,140 bytes": (
-        {"inbox_prefix": "i" * 4090},
-        "'inbox_prefix' has 4,090 bytes, .* together 4,097, expected at most 3,896",
-    ),
-    "reply of 250 bytes and a long API prefix": (
-        {"inbox_prefix": "i" * 200, "api_prefix": "é" * 2000},
-        "'api_prefix' has 4,000 bytes, .* together 4,200, expected at most 3,896",
-    ),
-    "reply that is not ASCII": (
-        {"inbox_prefix": "é" * 2030},
-        "'inbox_prefix' is 'éééé.*', expected a subject: tokens of ASCII characters",
-    ),
-    "consumer of 402 bytes": (
-        {"consumer_prefix": "é" * 201},
-        "'consumer_prefix' has 402 bytes, expected at most 200",
-    ),
-    "consumer of two tokens": (
-        {"consumer_prefix": "a.b"},
-        "'consumer_prefix' is 'a.b', expected one token",
-    ),
-}
-
-
-@pytest.mark.parametrize(("settings", "message"), PREFIXES.values(), ids=PREFIXES)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"inbox_prefix": "i" * 4090},
+            "'inbox_prefix' has 4,090 bytes, .* together 4,097, expected at most 3,896",
+        ),
+        (
+            {"inbox_prefix": "i" * 200, "api_prefix": "é" * 2000},
+            "'api_prefix' has 4,000 bytes, .* together 4,200, expected at most 3,896",
+        ),
+        (
+            {"inbox_prefix": "é" * 2030},
+            "'inbox_prefix' is 'éééé.*', expected a subject: tokens",
+        ),
+        ({"consumer_prefix": "é" * 201}, "'consumer_prefix' has 402 bytes, expected at most 200"),
+        ({"consumer_prefix": "a.b"}, "'consumer_prefix' is 'a.b', expected one token"),
+    ],
+)
 def test_prefixes_that_servers_do_not_accept(settings: dict[str, str], message: str) -> None:
     error = in_python(**settings)
     assert re.match(message, str(error))
@@ -115,67 +108,51 @@ def test_prefixes_that_servers_do_not_accept(settings: dict[str, str], message: 
 
 # -- translation -----------------------------------------------------------------------------------
 
-ERRORS: dict[str, tuple[NatsSourceError, str, str]] = {
-    "named in the text": (
-        ConnectError("not within 1 s ('connect_timeout'): refused", settings=["connect_timeout"]),
-        "not within 1 s ('connect_timeout'): refused (option 'connectTimeout')",
-        "not within 1 s ('connect_timeout'): refused (--connect-timeout)",
-    ),
-    "of the class": (
-        RequestTimeoutError("no response"),
-        "no response (option 'requestTimeout')",
-        "no response (--request-timeout)",
-    ),
-    "two in the text": (
-        PermissionDeniedError(
-            "change 'inbox_prefix' or 'api_prefix'", settings=["inbox_prefix", "api_prefix"]
+LOST = "; set option 'failOnDataLoss' to 'false' to continue without the lost messages"
+
+
+@pytest.mark.parametrize(
+    ("error", "in_spark", "in_cli"),
+    [
+        (
+            ConnectError("not within 1 s ('connect_timeout')", settings=["connect_timeout"]),
+            " (option 'connectTimeout')",
+            " (--connect-timeout)",
         ),
-        "change 'inbox_prefix' or 'api_prefix' (options 'inboxPrefix' or 'apiPrefix')",
-        "change 'inbox_prefix' or 'api_prefix' (--inbox-prefix or --api-prefix)",
-    ),
-    "two that are not": (
-        ApiError("no JetStream", 503, 10039, settings=["domain", "api_prefix"]),
-        "no JetStream (options 'domain' or 'apiPrefix')",
-        "no JetStream (--domain or --api-prefix)",
-    ),
-    "no setting": (RequestTimeoutError("retry", settings=()), "retry", "retry"),
-    "an argument without an option": (
-        NatsSourceError("too slow", settings=["heartbeat"]),
-        "too slow",
-        "too slow",
-    ),
-    "an option without a flag": (
-        NatsSourceError("too many", settings=["include_history"]),
-        "too many (option 'includeHistory')",
-        "too many",
-    ),
-    "an option, already": (
-        OptionError("options 'user' and 'password' belong together"),
-        "options 'user' and 'password' belong together",
-        "--user and --password belong together",
-    ),
-    "a loss": (
-        DataLossError("3 messages were removed"),
-        "3 messages were removed; set option 'failOnDataLoss' to 'false' to continue without the "
-        "lost messages",
-        "3 messages were removed",
-    ),
-    "a loss that names it": (
-        DataLossError("removed; failOnDataLoss=false continues"),
-        "removed; failOnDataLoss=false continues",
-        "removed; failOnDataLoss=false continues",
-    ),
-}
-
-
-@pytest.mark.parametrize(("error", "in_spark", "in_cli"), ERRORS.values(), ids=ERRORS)
-def test_translation(error: NatsSourceError, in_spark: str, in_cli: str) -> None:
-    assert error_text(error, {}) == in_cli
+        (RequestTimeoutError("of a class"), " (option 'requestTimeout')", " (--request-timeout)"),
+        (
+            PermissionDeniedError("change 'api_prefix'", settings=["inbox_prefix", "api_prefix"]),
+            " (options 'inboxPrefix' or 'apiPrefix')",
+            " (--inbox-prefix or --api-prefix)",
+        ),
+        (RequestTimeoutError("no setting", settings=()), "", ""),
+        (NatsSourceError("no option", settings=["heartbeat"]), "", ""),
+        (
+            NatsSourceError("no flag", settings=["include_history"]),
+            " (option 'includeHistory')",
+            "",
+        ),
+        (DataLossError("3 messages were removed"), LOST, ""),
+        (DataLossError("removed; failOnDataLoss=false continues"), "", ""),
+    ],
+    ids=str,
+)
+def test_names_of_settings_are_appended_once(
+    error: NatsSourceError, in_spark: str, in_cli: str
+) -> None:
+    text = str(error)
+    assert error_text(error, {}) == text + in_cli
     error = pickle.loads(pickle.dumps(error))
+    for _ in range(2):
+        add_option_hints(error, NAMES)
+        assert str(error) == text + in_spark
+
+
+def test_options_in_text_become_flags() -> None:
+    error = OptionError("options 'user' and 'password' belong together")
+    assert error_text(error, {}) == "--user and --password belong together"
     add_option_hints(error, NAMES)
-    assert str(error) == in_spark
-    add_option_hints(error, NAMES)
-    assert str(error) == in_spark
+    assert str(error) == "options 'user' and 'password' belong together"
 
 
 def test_error_keeps_all_but_its_text() -> None:
