@@ -25,7 +25,6 @@ from deltalake import DeltaTable, QueryBuilder
 
 from benchmarks.support.delta_merge import create, driver_engine, merge_rows, rows
 from benchmarks.support.machine import in_process
-from benchmarks.support.output import finish, parsed
 from nats_stream_source.delta import Upkeep
 from nats_stream_source.delta.driver.objects import TableObjects
 
@@ -98,16 +97,11 @@ def _case(keys: int, count: int, commits: int) -> dict[str, Any]:
         }
 
 
-def run(case: str) -> dict[str, Any]:
+def measure(case: str) -> dict[str, Any]:
     """Measure a case, ``KEYS:ROWS:COMMITS``, in a process of its own."""
     return in_process(_case, *map(int, case.split(":")))
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the benchmark."""
-    given = parsed(__doc__, arguments, case=CASES)
-    finish("commits", {"commits": [run(case) for case in given.case]}, given.json)
-
-
-if __name__ == "__main__":
-    main()
+def run(case: Sequence[str] = CASES) -> dict[str, Any]:
+    """The figures of all cases."""
+    return {"commits": [measure(one) for one in case]}

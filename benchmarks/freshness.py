@@ -40,7 +40,6 @@ from benchmarks.support.follower import (
     watching,
 )
 from benchmarks.support.machine import in_process
-from benchmarks.support.output import finish, parsed
 from benchmarks.support.spark_session import spark_session
 from nats_stream_source.delta import configure, merge_changes
 from nats_stream_source.delta.spark.follow import ASYNC_PROGRESS
@@ -150,24 +149,16 @@ def merging_session(builder: SparkSession.Builder) -> SparkSession.Builder:
     return configure(builder, delta=True, small_machine=True)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print tables, write JSON if asked for."""
-    options = parsed(__doc__, arguments, case=CASES, seconds=20.0, size=SIZES)
-    cases = [case.split(":") for case in options.case]
+def run(
+    case: Sequence[str] = CASES, seconds: float = 20.0, size: Sequence[int] = SIZES
+) -> dict[str, Any]:
+    """The figures of all cases, and of the merges into tables of all sizes."""
+    cases = [one.split(":") for one in case]
     with spark_session(configure=merging_session) as s:
         # The first micro-batches of a session are slow.
         for way in dict.fromkeys(way for way, _, _ in cases if way != "follow"):
             measure(s, way, 500, 1_000, 4)
-        fresh = [
-            measured(s, way, int(rate), int(keys), options.seconds) for way, keys, rate in cases
-        ]
-    merges = [
-        in_process(measure_merge, engine, size) for size in options.size for engine in ENGINES
-    ]
+        fresh = [measured(s, way, int(rate), int(keys), seconds) for way, keys, rate in cases]
+    merges = [in_process(measure_merge, engine, one) for one in size for engine in ENGINES]
     beside = [one for one in fresh if one["way"] == "driver"]  # of the same run as ``follow``
-    figures = {"freshness": fresh, "beside": beside, "merge": merges}
-    finish("freshness", figures, options.json)
-
-
-if __name__ == "__main__":
-    main()
+    return {"freshness": fresh, "beside": beside, "merge": merges}

@@ -26,7 +26,6 @@ from pyspark.sql import DataFrame, SparkSession
 from benchmarks.freshness import measure as freshness
 from benchmarks.freshness import summary
 from benchmarks.support.kafka import KafkaBroker, create_topic, start_kafka, steady_producer
-from benchmarks.support.output import finish, parsed
 from benchmarks.support.spark_session import spark_session
 from nats_stream_source.delta import configure
 from nats_stream_source.delta.spark.follow import ASYNC_PROGRESS
@@ -82,20 +81,22 @@ def measure_topic(
     return summary(rate, taken / 1e6, reports)
 
 
-def measure(rates: Sequence[int], seconds: float, *, kafka: bool) -> list[dict[str, Any]]:
+def run(
+    rate: Sequence[int] = RATES, seconds: float = 20.0, no_kafka: bool = False
+) -> dict[str, Any]:
     """Both sessions, in each of them all sources in turns, at each rate."""
     results = []
     with ExitStack() as stack:
-        jars, broker = start_kafka(stack) if kafka else ([], None)
+        jars, broker = start_kafka(stack) if not no_kafka else ([], None)
         for way, (session, settings) in SESSIONS.items():
             with spark_session(jars, configure=session) as spark:
                 # The first micro-batches of a session are slow.
                 freshness(spark, "foreachBatch", 500, 1_000, 4, settings)
-                for rate in rates:
-                    found = {NATS: freshness(spark, "foreachBatch", rate, 1_000, seconds, settings)}
+                for puts in rate:
+                    found = {NATS: freshness(spark, "foreachBatch", puts, 1_000, seconds, settings)}
                     if broker is not None:
-                        found[KAFKA] = measure_topic(spark, broker, settings, rate, seconds)
-                    found[TABLE] = freshness(spark, "driver", rate, KEYS, seconds, settings)
+                        found[KAFKA] = measure_topic(spark, broker, settings, puts, seconds)
+                    found[TABLE] = freshness(spark, "driver", puts, KEYS, seconds, settings)
                     ratio = found[NATS]["p50"] / found[KAFKA]["p50"] if broker else None
                     results += [
                         {
@@ -106,15 +107,4 @@ def measure(rates: Sequence[int], seconds: float, *, kafka: bool) -> list[dict[s
                         }
                         for source, one in found.items()
                     ]
-    return results
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print a table, write JSON if asked for."""
-    given = parsed(__doc__, arguments, rate=RATES, seconds=20.0, no_kafka=False)
-    results = measure(given.rate, given.seconds, kafka=not given.no_kafka)
-    finish("latency", {"latency": results}, given.json)
-
-
-if __name__ == "__main__":
-    main()
+    return {"latency": results}

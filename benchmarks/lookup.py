@@ -22,7 +22,6 @@ from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.support.bucket_data import entries, fill_bucket
 from benchmarks.support.machine import Stopwatch
-from benchmarks.support.output import finish, parsed
 from benchmarks.support.spark_session import spark_session
 from nats_stream_source import configure, lookup
 from nats_stream_source.embedded import NatsServer
@@ -89,38 +88,30 @@ def spark_run(
     return {"keys": keys, "rows": rows, "lookup": looked_up, "join": joined}
 
 
-def measure(
-    sizes: Sequence[int], rows: Sequence[int], batches: int, rounds: int, *, spark: bool
+def run(
+    keys: Sequence[int] = (100_000, 1_000_000),
+    rows: Sequence[int] = (BATCH, 100_000, 1_000_000),
+    batches: int = 30,
+    rounds: int = 3,
+    no_spark: bool = False,
 ) -> dict[str, Any]:
     """All figures, on a server that is started for them."""
     with NatsServer() as server:
-        for keys in sizes:
-            fill_bucket(server.port, f"b{keys}", entries(keys, keys), history=1)
+        for size in keys:
+            fill_bucket(server.port, f"b{size}", entries(size, size), history=1)
         tasks = [
             max(
-                (task_run(server, f"b{keys}", keys, batches) for _ in range(rounds)),
+                (task_run(server, f"b{size}", size, batches) for _ in range(rounds)),
                 key=itemgetter("rate"),
             )
-            for keys in sizes
+            for size in keys
         ]
-        if not spark:
+        if no_spark:
             return {"tasks": tasks, "spark": []}
         with spark_session(configure=configure) as session:
             runs = [
-                spark_run(session, server, f"b{keys}", keys, count, rounds)
-                for keys in sizes
+                spark_run(session, server, f"b{size}", size, count, rounds)
+                for size in keys
                 for count in rows
             ]
     return {"tasks": tasks, "spark": runs}
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print the tables, write JSON if asked for."""
-    sizes, rows = [100_000, 1_000_000], [BATCH, 100_000, 1_000_000]
-    given = parsed(__doc__, arguments, keys=sizes, rows=rows, batches=30, rounds=3, no_spark=False)
-    figures = measure(given.keys, given.rows, given.batches, given.rounds, spark=not given.no_spark)
-    finish("lookup", figures, given.json)
-
-
-if __name__ == "__main__":
-    main()

@@ -11,11 +11,10 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.support.bucket_data import fill_bucket
-from benchmarks.support.output import finish, parsed
 from benchmarks.support.query import Query, Requests, options_of
 from nats_stream_source.embedded import NatsServer
 
@@ -99,14 +98,8 @@ def measure(url: str, rounds: int) -> list[dict[str, Any]]:
     return [planned(url, *case, rounds) for case in cases]
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print the tables, write JSON if asked for."""
-    given = parsed(__doc__, arguments, messages=10_000_000, rounds=20)
+def run(messages: int = 10_000_000, rounds: int = 20) -> dict[str, Any]:
+    """All figures, on a server that is started for them."""
     with NatsServer() as server:
-        fill(server.port, given.messages)
-        plans = measure(server.url, given.rounds)
-    finish("planner", {"planned": plans}, given.json)
-
-
-if __name__ == "__main__":
-    main()
+        fill(server.port, messages)
+        return {"planned": measure(server.url, rounds)}

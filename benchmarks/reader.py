@@ -23,7 +23,6 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
 from benchmarks.support.bucket_data import create_bucket, entries
 from benchmarks.support.machine import Run, Stopwatch
-from benchmarks.support.output import finish, parsed
 from benchmarks.support.raw_connection import Message, drain, fill, server_for_slow_clients
 from nats_stream_source.connection.connection import ConnectionSettings
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
@@ -140,15 +139,10 @@ async def _callback(url: str, rows: int) -> float:
     return rate
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print a table, write JSON if asked for."""
-    given = parsed(__doc__, arguments, size=SIZES, rows=500_000, rounds=7, no_headers=False)
-    kinds = [False] if given.no_headers else [False, True]
-    results = [
-        measure(size, headers, given.rounds, given.rows) for size in given.size for headers in kinds
-    ]
-    finish("reader", {"reader": results}, given.json)
-
-
-if __name__ == "__main__":
-    main()
+def run(
+    size: Sequence[int] = SIZES, rows: int = 500_000, rounds: int = 7, no_headers: bool = False
+) -> dict[str, Any]:
+    """The figures of all sizes."""
+    kinds = [False] if no_headers else [False, True]
+    results = [measure(one, headers, rounds, rows) for one in size for headers in kinds]
+    return {"reader": results}

@@ -18,7 +18,6 @@ from typing import Any
 
 from benchmarks.support.bucket_data import entries, fill_bucket
 from benchmarks.support.machine import Stopwatch
-from benchmarks.support.output import finish, parsed
 from benchmarks.support.query import Query, Requests, options_of
 from benchmarks.support.raw_connection import fill
 from nats_stream_source.embedded import NatsServer
@@ -81,7 +80,9 @@ def first_read(options: KvOptions, rows: int) -> float:
     return rows / seconds
 
 
-def measure(buckets: int, keys: int, rounds: int, seconds: float) -> dict[str, Any]:
+def run(
+    buckets: int = 1000, keys: int = 1000, rounds: int = 15, seconds: float = 15.0
+) -> dict[str, Any]:
     """All figures, on a server that is started for them."""
     names = [f"site-{i:04}" for i in range(buckets)]
     rows = buckets * keys
@@ -104,14 +105,3 @@ def measure(buckets: int, keys: int, rounds: int, seconds: float) -> dict[str, A
         "planned": plans,
         "ratio": statistics.median(ratios),
     }
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print the tables, write JSON if asked for."""
-    given = parsed(__doc__, arguments, buckets=1000, keys=1000, rounds=15, seconds=15.0)
-    figures = measure(given.buckets, given.keys, given.rounds, given.seconds)
-    finish("several", figures, given.json)
-
-
-if __name__ == "__main__":
-    main()

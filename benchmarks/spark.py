@@ -24,7 +24,6 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from benchmarks.support.bucket_data import SIZE, entries, fill_bucket, write_parquet
 from benchmarks.support.kafka import KafkaBroker, create_topic, start_kafka
 from benchmarks.support.machine import cores, timed
-from benchmarks.support.output import finish, parsed
 from benchmarks.support.raw_connection import server_for_slow_clients
 from benchmarks.support.spark_session import spark_session
 
@@ -132,21 +131,18 @@ def _fill_topic(spark: SparkSession, broker: KafkaBroker, parquet: Path, partiti
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print a table, write JSON if asked for."""
-    given = parsed(__doc__, arguments, rows=[1_000_000], size=[SIZE], rounds=5, no_kafka=False)
+def run(
+    rows: Sequence[int] = (1_000_000,),
+    size: Sequence[int] = (SIZE,),
+    rounds: int = 5,
+    no_kafka: bool = False,
+) -> dict[str, Any]:
+    """The figures of all numbers of rows and sizes."""
     outcomes = [
         measure(
-            rows,
-            given.rounds if rows <= _MANY else min(given.rounds, 2),
-            size,
-            kafka=not given.no_kafka,
+            count, rounds if count <= _MANY else min(rounds, 2), bytes_of_value, kafka=not no_kafka
         )
-        for rows in given.rows
-        for size in (given.size if rows <= _MANY else given.size[:1])
+        for count in rows
+        for bytes_of_value in (size if count <= _MANY else size[:1])
     ]
-    finish("spark", {"spark": outcomes}, given.json)
-
-
-if __name__ == "__main__":
-    main()
+    return {"spark": outcomes}

@@ -30,7 +30,6 @@ import pyarrow as pa
 from benchmarks.support import raw_connection, spark_write
 from benchmarks.support.bucket_data import bucket_config, create_bucket, purge
 from benchmarks.support.machine import Run, Stopwatch
-from benchmarks.support.output import finish, parsed
 from benchmarks.support.report import WRITERS
 from nats_stream_source.connection.connection import Connection, ConnectionSettings
 from nats_stream_source.embedded import NatsServer
@@ -154,21 +153,21 @@ class _Task:
         return publisher.stored
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print tables, write JSON if asked for."""
-    flags = {"plain": False, "no_spark": False, "no_kafka": False}
-    given = parsed(__doc__, arguments, size=SIZES, rows=200_000, rounds=5, **flags)
+def run(
+    size: Sequence[int] = SIZES,
+    rows: int = 200_000,
+    rounds: int = 5,
+    plain: bool = False,
+    no_spark: bool = False,
+    no_kafka: bool = False,
+) -> dict[str, Any]:
+    """The figures of all sizes, and of the sinks of Spark."""
     results = [
-        asyncio.run(measure(size, headers=headers, rows=given.rows, rounds=given.rounds))
-        for size in given.size
-        for headers in ((False,) if given.plain else (False, True))
+        asyncio.run(measure(one, headers=headers, rows=rows, rounds=rounds))
+        for one in size
+        for headers in ((False,) if plain else (False, True))
     ]
-    figures: dict[str, Any] = {"writing": results}
-    if not given.no_spark:
-        kafka = not given.no_kafka
-        figures["spark"] = spark_write.measure(5 * given.rows, given.rounds, kafka=kafka)
-    finish("writing", figures, given.json)
-
-
-if __name__ == "__main__":
-    main()
+    if no_spark:
+        return {"writing": results}
+    sinks = spark_write.measure(5 * rows, rounds, kafka=not no_kafka)
+    return {"writing": results, "spark": sinks}

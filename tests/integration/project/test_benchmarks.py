@@ -77,20 +77,20 @@ def test_planner_plans_every_case(nats_server: NatsServer, monkeypatch: pytest.M
 
 
 def test_lookup() -> None:
-    figures = lookup.measure([20_000], [], 1, 1, spark=False)
+    figures = lookup.run([20_000], [], 1, 1, no_spark=True)
     (task,) = figures["tasks"]
     assert (task["keys"], task["rows"], figures["spark"]) == (20_000, lookup.BATCH, [])
     assert min(task["rate"], task["own_cpu"]) > 0
 
 
 def test_several_buckets_are_planned_and_read() -> None:
-    one = several.measure(20, 5, 2, 0.5)
+    one = several.run(20, 5, 2, 0.5)
     assert [plan["touched"] for plan in one["planned"]] == [10, 20]
     assert one["ratio"] > 0
 
 
 def test_commits() -> None:
-    one = commits.run("2000:100:30")
+    one = commits.measure("2000:100:30")
     assert (one["keys"], one["rows"], one["commits"]) == (2000, 100, 30)
     assert one["data"] > 0.5
     assert one["files"] <= one["most_files"]
