@@ -59,10 +59,12 @@ class Metrics:
         writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
         assert self.query(writer.trigger(availableNow=True).start).awaitTermination(180)
 
-    def now(self, name: str, **labels: Any) -> float | None:
+    def now(self, name: str, /, **labels: Any) -> float | None:
         return value(scrape(self.port), name, **labels)
 
-    def wait(self, query: StreamingQuery | None, name: str, amount: float, **labels: Any) -> None:
+    def wait(
+        self, query: StreamingQuery | None, name: str, amount: float, /, **labels: Any
+    ) -> None:
         """Wait until the metric has reached an amount, while the query runs if it is given."""
         wait(lambda: (self.now(name, **labels) or 0) >= amount, f"{amount} {name}", query)
 
