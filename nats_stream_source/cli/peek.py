@@ -126,10 +126,11 @@ def _adapter(arguments: argparse.Namespace) -> FormatAdapter:
             raise OptionError("the bucket is named twice: leave out --bucket")
         arguments.bucket = arguments.name
     kv, stream = given(arguments, KV_FLAGS), given(arguments, STREAM_FLAGS)
-    start = stream.pop("startSequence", None)  # of both formats
+    # Of both formats.
+    start = {name: stream.pop(name) for name in ("startSequence",) if name in stream}
     if kv and stream:
         raise OptionError("--bucket and --keys are for a bucket, the others for a stream; name one")
-    options = {**connection(arguments), **({"startSequence": start} if start else {})}
+    options = {**connection(arguments), **start}
     if stream:
         return StreamFormat(stream_options({**options, **stream}))
     if not kv:

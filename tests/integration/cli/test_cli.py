@@ -235,6 +235,7 @@ def test_entry_point_is_command() -> None:
         (["peek", "--bucket", "a b", "@"], 2, "'a b'"),
         (["peek", "--bucket", "plant", "-n", "0", "@"], 2, "at least 1"),
         (["peek", "--bucket", "none", "@"], 2, "bucket 'none' does not exist"),
+        (["peek", "plant", "--start-sequence", "", "@"], 2, "'' is not an integer"),
         (["peek", "--stream", "NONE", "@"], 2, "could not read stream 'NONE': it does not exist"),
         (
             ["peek", "--bucket", "plant", "--connect-timeout", "soon", "@"],
