@@ -12,7 +12,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
@@ -40,7 +39,6 @@ from tests.support.nats import buckets
 from tests.support.nats.streams import create_stream
 from tests.support.nats.topology import with_user
 from tests.support.paths import ROOT
-from tests.support.spark.streaming_query import run_to_the_end
 
 DOCUMENT = (ROOT / "docs/security.md").read_text()
 BLOCKS = dict(re.findall(r"<!-- permissions: (\w+) -->\n```\n(.*?)```", DOCUMENT, re.DOTALL))
@@ -399,21 +397,3 @@ def test_demo_writer_permissions_suffice(tmp_path: Path) -> None:
         replay = flights.load(100)
         Writer(url, replay).go_on(replay.writes)
         assert "Violation" not in server.log
-
-
-def test_spark_query_permissions_suffice(
-    spark: SparkSession, server: NatsServer, tmp_path: Path
-) -> None:
-    rows: list[int] = []
-    writes = (
-        spark.readStream.format("nats_kv")
-        .options(**options(server, "nats_kv"), bucket="fleet", maxRowsPerTrigger=str(LIMIT))
-        .load()
-        .select("revision")
-        .writeStream.foreachBatch(lambda batch, _: rows.extend(r.revision for r in batch.collect()))
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .trigger(availableNow=True)
-    )
-    run_to_the_end(writes.start)
-    assert rows[:ENTRIES] == list(range(1, ENTRIES + 1))
-    assert not violations(server, "nats_kv")

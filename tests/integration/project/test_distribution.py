@@ -17,7 +17,6 @@ import sys
 import sysconfig
 import tarfile
 import zipfile
-from email.message import Message
 from pathlib import Path
 
 import pytest
@@ -41,14 +40,8 @@ SELECTED = (
     "from nats_stream_source.wire.framing import scanner as it; print(it.__file__, it.selected())"
 )
 ROOT_FILES = {
-    *(
-        "README.md",
-        "CHANGELOG.md",
-        "CONTRIBUTING.md",
-        "SECURITY.md",
-        "CODE_OF_CONDUCT.md",
-        "LICENSE",
-    ),
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md"),
+    "LICENSE",
     *("pyproject.toml", "setup.py", "MANIFEST.in", "Makefile", "mkdocs.yml", *MODULES),
 }
 
@@ -113,19 +106,20 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return source / "dist"
 
 
-def metadata(text: bytes) -> Message:
-    return email.message_from_bytes(text)
+def names_of(wheel: Path) -> set[str]:
+    """The files of a wheel, without its metadata."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if ".dist-info/" not in name}
 
 
 @pytest.mark.faults
 def test_wheel(distributions: Path, tmp_path: Path) -> None:
     (wheel,) = distributions.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        names = {name for name in archive.namelist() if ".dist-info/" not in name}
         (about,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
-        described = metadata(archive.read(about))
+        described = email.message_from_bytes(archive.read(about))
     assert wheel.name.endswith("-py3-none-any.whl")
-    assert names == PURE_FILES
+    assert names_of(wheel) == PURE_FILES
     assert described["Version"] == nats_stream_source.__version__
     assert described["Requires-Python"] == ">=3.10"
     links = [link for link in _LINK.findall(str(described.get_payload())) if link[0] != "#"]
@@ -175,8 +169,7 @@ def selected_scanner(wheel: Path, target: Path) -> str:
 @pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
 def test_wheel_has_compiled_modules(distributions: Path, tmp_path: Path) -> None:
     wheel = built_wheel(distributions, tmp_path / "wheel")
-    with zipfile.ZipFile(wheel) as archive:
-        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    names = names_of(wheel)
     assert names > PURE_FILES
     added = sorted(names - PURE_FILES)
     assert len(added) == len(COMPILED)
@@ -191,8 +184,7 @@ def test_wheel_has_compiled_modules(distributions: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize("compiler", ["/bin/false", "/no/such/compiler"])
 def test_install_without_compiler(distributions: Path, tmp_path: Path, compiler: str) -> None:
     wheel = built_wheel(distributions, tmp_path / "wheel", CC=compiler)
-    with zipfile.ZipFile(wheel) as archive:
-        assert {name for name in archive.namelist() if ".dist-info/" not in name} == PURE_FILES
+    assert names_of(wheel) == PURE_FILES
     assert selected_scanner(wheel, tmp_path / "installed") == "python"
 
 
