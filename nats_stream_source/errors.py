@@ -20,7 +20,7 @@ class NatsSourceError(Exception):
     Attributes:
         code, err_code: NATS's numbers for the failure, or None.
         settings: names of the ``ConnectionSettings`` fields and API arguments that the caller can
-            change. ``options.hints`` appends the names of the options or flags to the text.
+            change. ``options.table`` appends the names of the options or flags to the text.
     """
 
     code: int | None = None

@@ -15,8 +15,7 @@ from collections.abc import Iterable, Mapping
 
 from nats_stream_source.errors import NatsSourceError, OptionError
 from nats_stream_source.options import CONNECTION, KV, STREAM, Option
-from nats_stream_source.options.hints import names_of_settings
-from nats_stream_source.options.table import setting_of
+from nats_stream_source.options.table import names_of_settings, setting_of
 
 DEFAULT_SERVER = "nats://127.0.0.1:4222"
 

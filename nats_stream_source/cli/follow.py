@@ -29,7 +29,7 @@ from nats_stream_source.delta.upkeep import COMMIT_INTERVAL
 from nats_stream_source.errors import OptionError
 from nats_stream_source.extras import needs_extra
 from nats_stream_source.options import KV
-from nats_stream_source.options.hints import option_hints, option_names
+from nats_stream_source.options.table import option_hints, option_names
 
 if TYPE_CHECKING:
     from nats_stream_source.delta.follower.follower import Follower

@@ -12,8 +12,7 @@ from nats_stream_source.connection.settings import ConnectionSettings
 from nats_stream_source.errors import ConfigurationError, OptionError
 from nats_stream_source.jetstream.subjects import api_prefix
 from nats_stream_source.options import converters
-from nats_stream_source.options.hints import option_hints, option_names
-from nats_stream_source.options.table import Option, Values
+from nats_stream_source.options.table import Option, Values, option_hints, option_names
 
 _DEFAULTS = {field.name: field.default for field in fields(ConnectionSettings)}
 

@@ -18,10 +18,9 @@ from nats_stream_source.options.common import (
     validate_mode,
 )
 from nats_stream_source.options.connection import CONNECTION, connection_settings
-from nats_stream_source.options.hints import option_hints, option_names
 from nats_stream_source.options.start_position import DeliverPolicy, StartPosition
 from nats_stream_source.options.stream_set import StreamSet, validated_stream_set
-from nats_stream_source.options.table import Mode, Option, Values, parse
+from nats_stream_source.options.table import Mode, Option, Values, option_hints, option_names, parse
 
 CODECS: tuple[Option, ...] = (
     Option(

@@ -22,8 +22,8 @@ from nats_stream_source.options import (
     StreamOptions,
     StreamSet,
 )
-from nats_stream_source.options.hints import add_option_hints, option_names
 from nats_stream_source.options.kv import READ_CODECS
+from nats_stream_source.options.table import add_option_hints, option_names
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -19,7 +19,7 @@ from nats_stream_source.jetstream.retry import Outage
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.logs import field_logger
 from nats_stream_source.options import CONNECTION, KV, STREAM
-from nats_stream_source.options.hints import option_hints, option_names
+from nats_stream_source.options.table import option_hints, option_names
 
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.subjects import api_prefix, validate_filters
 from nats_stream_source.options import CONNECTION, KV, STREAM
-from nats_stream_source.options.hints import add_option_hints, option_hints, option_names
+from nats_stream_source.options.table import add_option_hints, option_hints, option_names
 from nats_stream_source.spark.runner import Runner
 from tests.support.paths import ROOT
 
