@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
+
+from tests.support.program import ran
 
 HEAVY = ("nats", "numpy", "pyarrow", "tenacity", "nats_stream_source.spark.planning.query_planner")
 
@@ -14,7 +15,7 @@ def imported(code: str) -> set[str]:
     """Names of all modules after ``code`` has run in a Python of its own."""
     # A line of its own, whatever else is printed.
     code += "\nimport sys; print('modules', *sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = ran(sys.executable, "-c", code)
     (line,) = (one for one in done.stdout.splitlines() if one.startswith("modules "))
     return set(line.split()[1:])
 
@@ -83,5 +84,5 @@ def test_public_names_exist() -> None:
         "for name in package.__all__: getattr(package, name)\n"
         "assert set(package.__all__) == set(package._MODULES)"
     )
-    with pytest.raises(subprocess.CalledProcessError):
+    with pytest.raises(AssertionError, match="cannot import name 'Nothing'"):
         imported("from nats_stream_source.jetstream import Nothing")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
+
+from tests.support.program import ran
 
 # The installed packages are hidden: imports do not find them.
 HIDE = """
@@ -20,8 +21,9 @@ sys.meta_path[sys.meta_path.index(PathFinder)] = Visible()
 """
 
 
-def python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", HIDE + code], capture_output=True, text=True)
+def errors_of(code: str, status: int = 0) -> list[str]:
+    """The lines of the standard error of a program that Spark's packages are hidden from."""
+    return ran(sys.executable, "-c", HIDE + code, status=status).stderr.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -37,10 +39,8 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_error_names_extra_to_install(code: str, extra: str) -> None:
-    done = python(code)
-    assert done.returncode == 1
     package = "pyspark"  # also for the extra `delta`, which includes it
-    assert done.stderr.splitlines()[-1] == (
+    assert errors_of(code, 1)[-1] == (
         f"nats_stream_source.errors.MissingPackageError: could not import '{package}': the package "
         f"is not installed; run `pip install 'nats-stream-source[{extra}]'`"
     )
@@ -56,7 +56,7 @@ import sys
 sys.meta_path.insert(0, Broken())
 from nats_stream_source.delta import merge
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = ran(sys.executable, "-c", code, status=1)
     assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: broken"
 
 
@@ -68,8 +68,7 @@ except ImportError as error:
     from nats_stream_source.errors import NatsSourceError
     assert isinstance(error, NatsSourceError)
 """
-    done = python(code)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert errors_of(code) == []
 
 
 def test_jetstream_options_and_command_line_do_not_need_spark() -> None:
@@ -81,8 +80,7 @@ import nats_stream_source.jetstream as jetstream
 for name in jetstream.__all__:
     getattr(jetstream, name)
 """
-    done = python(code)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert errors_of(code) == []
 
 
 def test_rule_and_writer_of_delta_tables_do_not_need_spark() -> None:
@@ -91,8 +89,7 @@ import nats_stream_source.delta.driver.engine, nats_stream_source.delta.rules.ch
 import nats_stream_source.delta.refused
 from nats_stream_source.delta import AutoLimits, Follower, Upkeep
 """
-    done = python(code)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert errors_of(code) == []
 
 
 def test_follower_does_not_import_installed_spark() -> None:
@@ -104,4 +101,4 @@ from nats_stream_source.delta import Follower
 Follower("fleet", "lake/fleet", servers="nats://127.0.0.1:4222")
 assert not {"pyspark", "py4j", "delta"} & sys.modules.keys()
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    ran(sys.executable, "-c", code)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 
 import yaml
 
 from nats_stream_source.metrics.table import METRICS, PREFIX
 from tests.support.paths import ROOT
+from tests.support.program import ran
 from tests.support.prometheus import DASHBOARD, MONITORING, needs_prometheus, panel_queries, rules
 
 
 def test_dashboard_is_written_by_its_script() -> None:
-    script = MONITORING / "dashboard.py"
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=ROOT)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == DASHBOARD.read_text()
+    done = ran(sys.executable, MONITORING / "dashboard.py")
+    assert (done.stdout, done.stderr) == (DASHBOARD.read_text(), "")
 
 
 def test_dashboard_and_rules_name_metrics_of_table() -> None:
@@ -34,9 +32,7 @@ def test_dashboard_and_rules_name_metrics_of_table() -> None:
 
 @needs_prometheus
 def test_rules_of_promtool() -> None:
-    command = ["promtool", "test", "rules", "rules_test.yml"]
-    done = subprocess.run(command, cwd=MONITORING, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    ran("promtool", "test", "rules", "rules_test.yml", cwd=MONITORING)
     tested = set(re.findall(r"alertname: (\w+)", (MONITORING / "rules_test.yml").read_text()))
     assert tested == {rule["alert"] for rule in rules() if "alert" in rule}
 
