@@ -94,15 +94,9 @@ def unacknowledged_config(filters: Sequence[str], inactive_threshold: int) -> di
         "mem_storage": True,
         "num_replicas": 1,
         "inactive_threshold": inactive_threshold,
-        **filter_config(filters),
+        **({"filter_subjects": list(filters)} if len(filters) > 1 else {}),
+        **({"filter_subject": filters[0]} if len(filters) == 1 else {}),
     }
-
-
-def filter_config(filters: Sequence[str]) -> dict[str, Any]:
-    """The filter fields of a consumer configuration; empty for the whole stream."""
-    if len(filters) == 1:
-        return {"filter_subject": filters[0]}
-    return {"filter_subjects": list(filters)} if filters else {}
 
 
 def _ns(seconds: float) -> int:

@@ -65,11 +65,12 @@ async def verify_last_seq(jetstream: JetStream, info: StreamInfo, seq: int) -> N
 
 
 async def wait_for_last_seq(
-    jetstream: JetStream, stream: str, min_last_seq: int, timeout: float | None = None
+    jetstream: JetStream, stream: str, min_last_seq: int | None, timeout: float | None = None
 ) -> StreamInfo:
     """Wait until the leader's last sequence is ``min_last_seq`` or higher.
 
     Args:
+        min_last_seq: None returns the first response.
         timeout: seconds; the connection's ``request_timeout`` if None. Transient failures (no
             leader, no response, lost connection) are retried until then.
 
@@ -81,6 +82,8 @@ async def wait_for_last_seq(
         RequestTimeoutError, ConnectError, ApiError: the last failure, if the leader never
             responded; StreamNotFoundError at once.
     """
+    if min_last_seq is None:
+        return await jetstream.stream_info(stream)
     settings = () if timeout is not None else ("request_timeout",)
     seconds = jetstream.connection.settings.request_timeout if timeout is None else timeout
     failure: NatsSourceError = RequestTimeoutError(
@@ -117,15 +120,6 @@ async def wait_for_last_seq(
         raise failure from None
 
 
-async def stream_info_after(
-    jetstream: JetStream, stream: str, min_last_seq: int | None, timeout: float | None = None
-) -> StreamInfo:
-    """The leader's stream info, once its last sequence has reached ``min_last_seq``."""
-    if min_last_seq is None:
-        return await jetstream.stream_info(stream)
-    return await wait_for_last_seq(jetstream, stream, min_last_seq, timeout)
-
-
 async def leader_message(
     jetstream: JetStream,
     stream: str,
@@ -144,7 +138,6 @@ async def leader_message(
         MinLastSequenceError: the leader did not reach it in time (412, 10180).
         and the errors of :meth:`JetStream.message`.
     """
-    if min_last_seq is None:
-        return await jetstream.message(stream, **request)
-    await wait_for_last_seq(jetstream, stream, min_last_seq, timeout)
+    if min_last_seq is not None:
+        await wait_for_last_seq(jetstream, stream, min_last_seq, timeout)
     return await jetstream.message(stream, **request)

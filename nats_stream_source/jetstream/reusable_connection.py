@@ -53,19 +53,16 @@ class ReusableConnection:
             ConnectError, AuthorizationError: as :meth:`Connection.open`.
         """
         async with self._replacing:
-            return await self._connection_or_new(fresh)
-
-    async def _connection_or_new(self, fresh: float) -> Connection:
-        now = asyncio.get_running_loop().time()
-        kept = self._connection
-        if kept is not None and not await self._is_alive(kept, now - self._used < fresh):
-            await self.drop()
-            kept = None
-        if kept is None:
-            kept = self._connection = await Connection.open(self.settings)
-            self.was_connected = True
-        self._used = now
-        return kept
+            now = asyncio.get_running_loop().time()
+            kept = self._connection
+            if kept is not None and not await self._is_alive(kept, now - self._used < fresh):
+                await self.drop()
+                kept = None
+            if kept is None:
+                kept = self._connection = await Connection.open(self.settings)
+                self.was_connected = True
+            self._used = now
+            return kept
 
     async def jetstream(self) -> JetStream:
         """JetStream over :meth:`connection`."""

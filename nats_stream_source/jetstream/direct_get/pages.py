@@ -42,7 +42,7 @@ from nats_stream_source.jetstream.direct_get.request import (
     raise_for_status,
     send_batch_request,
 )
-from nats_stream_source.jetstream.leader import stream_info_after
+from nats_stream_source.jetstream.leader import wait_for_last_seq
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
@@ -68,7 +68,7 @@ class PageLimits:
     Attributes:
         batch: the maximum number of messages of a page; None for as many as the server sends.
         max_bytes: the maximum number of bytes of a page.
-        min_last_seq, timeout: as for :func:`stream_info_after`.
+        min_last_seq, timeout: as for :func:`wait_for_last_seq`.
     """
 
     batch: int | None = None
@@ -98,7 +98,7 @@ class PageReader(ABC):
         """
         limits = self._limits
         if info is None:
-            info = await stream_info_after(
+            info = await wait_for_last_seq(
                 self._jetstream, self._stream, limits.min_last_seq, limits.timeout
             )
         self._info = info

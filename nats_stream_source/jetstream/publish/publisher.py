@@ -20,7 +20,7 @@ import asyncio
 import contextlib
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import nats.errors
 
@@ -88,6 +88,7 @@ class MessagesInFlight:
         timeout: seconds from the writing of a message to its deadline.
 
     Attributes:
+        messages: by serial number.
         slots: acquired for each message before it is added.
     """
 
@@ -95,20 +96,10 @@ class MessagesInFlight:
         self.limit = limit
         self._timeout = timeout
         self.slots = asyncio.Semaphore(limit)
-        self._messages: dict[int, MessageInFlight] = {}
+        self.messages: dict[int, MessageInFlight] = {}
         self._serial = 0
         self._unwritten: list[MessageInFlight] = []
         self._blocked_seconds = 0.0
-
-    def __len__(self) -> int:
-        return len(self._messages)
-
-    def __getitem__(self, serial: int) -> MessageInFlight:
-        return self._messages[serial]
-
-    def get(self, serial: int) -> MessageInFlight | None:
-        """The message with this number; None if it is not in flight."""
-        return self._messages.get(serial)
 
     def add(self, subject: str, reconnects: int) -> tuple[int, MessageInFlight]:
         """Add a message for which a slot was acquired; its serial number and itself."""
@@ -116,7 +107,7 @@ class MessagesInFlight:
         message = MessageInFlight(loop=loop)
         message.subject, message.reconnects, message.deadline = subject, reconnects, math.inf
         self._serial += 1
-        self._messages[self._serial] = message
+        self.messages[self._serial] = message
         # nats-py writes the message after the tasks that are ready now. With a hundred thousand of
         # them that takes longer than the timeout.
         if not self._unwritten:
@@ -132,7 +123,7 @@ class MessagesInFlight:
 
     def remove(self, serial: int) -> MessageInFlight | None:
         """Remove a message and release its slot; None if it was removed before."""
-        message = self._messages.pop(serial, None)
+        message = self.messages.pop(serial, None)
         if message is not None:
             self.slots.release()
         return message
@@ -151,16 +142,12 @@ class MessagesInFlight:
         self, serials: Iterable[int], seqs: Iterable[int], stream: str, domain: str | None
     ) -> None:
         """Complete many messages, each with the sequence at which ``stream`` has stored it."""
-        messages, release = self._messages, self.slots.release
+        messages, release = self.messages, self.slots.release
         for serial, seq in zip(serials, seqs, strict=True):
             if (message := messages.pop(serial, None)) is not None:
                 release()
                 if not message.done():
                     message.set_result(PubAck(stream, seq, False, domain))
-
-    def serials(self, which: Callable[[MessageInFlight], bool] = lambda message: True) -> list[int]:
-        """The serial numbers of these messages."""
-        return [serial for serial, message in self._messages.items() if which(message)]
 
     def now(self) -> float:
         """The clock of the deadlines, in seconds; it stops while the event loop is blocked."""
@@ -172,13 +159,13 @@ class MessagesInFlight:
 
     def next_deadline(self) -> float | None:
         """The deadline of the oldest message: all have the same timeout; infinite at first."""
-        oldest = next(iter(self._messages.values()), None)
+        oldest = next(iter(self.messages.values()), None)
         return None if oldest is None else oldest.deadline
 
     def overdue(self) -> list[int]:
         """The serial numbers of the messages whose deadline has passed."""
         overdue, now = [], self.now()
-        for serial, message in self._messages.items():
+        for serial, message in self.messages.items():
             if message.deadline > now:
                 break
             overdue.append(serial)
@@ -210,7 +197,7 @@ class Publisher:
         self._offline_since: float | None = None  # noticed by a message that was to be sent
 
     def __repr__(self) -> str:
-        return f"<Publisher {len(self._in_flight)} of {self._in_flight.limit} in flight>"
+        return f"<Publisher {len(self._in_flight.messages)} of {self._in_flight.limit} in flight>"
 
     async def publish(
         self,
@@ -351,7 +338,7 @@ class Publisher:
         if receiver is not None:
             receiver.cancel()
             await asyncio.gather(receiver, return_exceptions=True)
-        self._fail(self._in_flight.serials(), "the connection was closed")
+        self._fail(list(self._in_flight.messages), "the connection was closed")
         inbox, self._inbox = self._inbox, None
         if inbox is not None:
             # The connection is closed next, and the server ends the subscription with it.
@@ -360,8 +347,8 @@ class Publisher:
 
     def on_denied(self, subject: str | None, error: Exception) -> None:
         """Fail the messages on a subject that the server denied; all, if it denied the inbox."""
-        for serial in self._in_flight.serials():
-            if subject is None or self._in_flight[serial].subject == subject:
+        for serial in list(self._in_flight.messages):
+            if subject is None or self._in_flight.messages[serial].subject == subject:
                 self._in_flight.complete(serial, error)
 
     # -- PubAcks --------------------------------------------------------------------------------
@@ -404,7 +391,7 @@ class Publisher:
                 self._fail_overdue()
         except Exception as error:  # any error: a caller must not wait for its PubAck forever
             self._failure = error
-            self._fail(self._in_flight.serials(), f"receiving PubAcks failed: {error!r}")
+            self._fail(list(self._in_flight.messages), f"receiving PubAcks failed: {error!r}")
             raise
 
     def _process_pub_acks(self, inbox: Inbox) -> None:
@@ -437,7 +424,7 @@ class Publisher:
         ):
             token = bytes(buffer[subject + skip : stop])
             # Other clients can publish to an inbox: only a known number identifies a message.
-            message = self._in_flight.get(int(token)) if token.isdigit() else None
+            message = self._in_flight.messages.get(int(token)) if token.isdigit() else None
             if message is None:
                 continue
             serial = int(token)
@@ -457,13 +444,14 @@ class Publisher:
     def _fail_disconnected(self) -> None:
         """Fail the messages that were sent over a lost connection: no PubAck follows."""
         online, now = self._connection.online.is_set(), self._connection.reconnects
-        lost = self._in_flight.serials(lambda message: not online or message.reconnects != now)
+        messages = self._in_flight.messages.items()
+        lost = [one for one, sent in messages if not online or sent.reconnects != now]
         self._fail(lost, "the connection was lost before the PubAck arrived")
 
     def _fail(self, serials: list[int], reason: str) -> None:
         control_line = self._connection.control_line
         for serial in serials:
-            subject = self._in_flight[serial].subject
+            subject = self._in_flight.messages[serial].subject
             refused = control_line.refused(subject)
             error = control_line.error(subject) if refused else lost_error(subject, reason)
             self._in_flight.complete(serial, error)
@@ -471,9 +459,10 @@ class Publisher:
     def _fail_overdue(self) -> None:
         settings = self._connection.settings
         for serial in self._in_flight.overdue():
+            subject = self._in_flight.messages[serial].subject
             error = AckTimeoutError(
-                f"could not confirm a message on {self._in_flight[serial].subject!r}: no PubAck "
-                f"from {settings.server_list} within {settings.request_timeout:g} s "
+                f"could not confirm a message on {subject!r}: no PubAck from "
+                f"{settings.server_list} within {settings.request_timeout:g} s "
                 f"('request_timeout'); the message may or may not be stored: a stream with no_ack, "
                 f"for example, stores it and sends no PubAck",
                 settings=("request_timeout",),

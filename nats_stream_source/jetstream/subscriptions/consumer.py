@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from types import TracebackType
 from typing import TypeVar
 
 from nats_stream_source.aio.tasks import run_to_completion
@@ -132,6 +131,15 @@ class BaseSubscription:
             raise error
         self._on_error(error)
 
+    def _reconnect_after_drain(self) -> ConnectError:
+        """Give up the connection, which did not send a PONG; returns the error to raise."""
+        self._connection.reconnect()
+        return ConnectError(
+            f"could not drain the subscription to {self.info.label}: no PONG from "
+            f"{self._connection.settings.server_list} within {PONG_TIMEOUT:g} s, messages under "
+            f"way may be missing; subscribe again"
+        )
+
     async def _finish(self) -> None:
         """Delete the consumer after the last drained message (ADR-15, "Drain")."""
         if self._closed:
@@ -145,16 +153,11 @@ class BaseSubscription:
     async def __aenter__(self: _S) -> _S:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         try:
             await self.unsubscribe()
         except NatsSourceError as cleanup_error:
-            if error is None:
+            if kind is None:
                 raise
             log.warning("unsubscribe failed", consumer=self.info.label, error=cleanup_error)
 

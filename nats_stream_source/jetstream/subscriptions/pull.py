@@ -431,11 +431,7 @@ class PullSubscription(BaseSubscription):
             if request is not current:
                 await request.closed.wait()
         if not alive:
-            self._connection.reconnect()
-            raise ConnectError(
-                f"could not drain the subscription to {self.info.label}: no PONG from the "
-                f"server, messages under way may be missing; subscribe again"
-            )
+            raise self._reconnect_after_drain()
         if current is not None and current.empty:
             await self._close_iteration_request(current)
         if not self._requests:

@@ -33,7 +33,6 @@ from typing import TypeVar
 import nats.errors
 
 from nats_stream_source.aio.tasks import TimedLock, wait_cancellable
-from nats_stream_source.connection.liveness import PONG_TIMEOUT
 from nats_stream_source.errors import (
     ConnectError,
     ConsumerGapError,
@@ -385,12 +384,7 @@ class Subscription(BaseSubscription):
         self._draining = True
         self._buffer.wake()
         if not alive:
-            self._connection.reconnect()
-            raise ConnectError(
-                f"could not drain the subscription to {self.info.label}: no PONG from "
-                f"{self._connection.settings.server_list} within {PONG_TIMEOUT:g} s, messages "
-                f"under way may be missing; subscribe again"
-            )
+            raise self._reconnect_after_drain()
         if self._callback_task is not None:
             await self._wait_for_callback_task()
         elif not self._buffer.has_items:

@@ -247,11 +247,10 @@ async def wait_for_consumer_replica(
 
     async def reach() -> None:
         now = await jetstream.stream_info(stream)
+        server = now.leader
         if now.replicated:
             # Elections move both leaders, so both are requested each time.
             server = ConsumerInfo.parse(await jetstream.consumer_info(stream, info.name)).leader
-        else:
-            server = now.leader
         if now.last_seq < min_last_seq or (server is None and now.replicated):
             # A newly elected leader, or a former one that has not stepped down yet.
             raise RequestTimeoutError(f"the leader of stream {stream!r} is at {now.last_seq}")
