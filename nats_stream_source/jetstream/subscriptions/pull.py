@@ -197,7 +197,7 @@ class FetchRequest:
             raise SingleResponseError(
                 f"fetch from {self._label} failed: the account import passed {self._received} of "
                 f"{self._received + self._remaining} messages and nothing more; export "
-                f" '$JS.API.CONSUMER.MSG.NEXT.>' with response_type 'stream' to this account "
+                f"'$JS.API.CONSUMER.MSG.NEXT.>' with response_type 'stream' to this account "
                 f"(which passes the messages up to the first empty one), or fetch one message at "
                 f"a time"
             )

@@ -2,8 +2,7 @@
 
 A follower lags because the route between it and the leader is held, a mirror because the leaf
 node's line to its origin is: both still serve their consumers with what they have. A reader whose
-consumer is there must wait or fail; it must not take what is there for all there is. Where a
-consumer is placed is the server's choice, so each test reads until one was placed where it lags.
+consumer is there must wait or fail; it must not take what is there for all there is.
 """
 
 from __future__ import annotations
@@ -11,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import nats.errors
@@ -19,10 +19,8 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import (
-    ConsumerNotFoundError,
     MinLastSequenceError,
     NatsSourceError,
-    RequestTimeoutError,
 )
 from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.api import JetStream
@@ -30,9 +28,11 @@ from nats_stream_source.jetstream.kv.bucket import Bucket
 from nats_stream_source.jetstream.kv.last_revision import last_matching_seq, last_message_consumer
 from nats_stream_source.jetstream.kv.watch import Watch
 from nats_stream_source.jetstream.kv.watch_options import WatchOptions
+from nats_stream_source.jetstream.ordered import reader
+from nats_stream_source.jetstream.ordered.consumer import EphemeralConsumer
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import RangeRequest
-from nats_stream_source.jetstream.reusable_connection import SharedConnection
+from nats_stream_source.jetstream.reusable_connection import ReusableConnection, SharedConnection
 from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.wire.consumer.cursor import Rebuild
 from tests.support.nats.buckets import bucket_info, bucket_state, consumers, create_bucket, put_many
@@ -104,41 +104,26 @@ def watched(bucket: str, **options: Any) -> Read:
     return read
 
 
-async def placed_on_the_follower(
-    cluster: Cluster, lag: Lagging, link: SharedConnection, read: Read
-) -> asyncio.Future[list[int]]:
-    """Read until the consumer of one is placed where the stream lags; that read, under way."""
-    # Old servers say nothing at all of a consumer that was just deleted: no reason to wait long.
-    async with connected(lag.outside.url, request_timeout=0.3) as looking:
-        jetstream = JetStream(await looking.connection())
-        for _ in range(_MOST_PLACEMENTS):
-            reading = asyncio.ensure_future(read(link))
-            if await _placed(cluster, lag, jetstream, reading):
-                return reading
-            assert await reading == list(range(1, ALL + 1))
-    raise AssertionError("no consumer was placed on the follower that lags")
+@contextmanager
+def consumers_on(server: str) -> Iterator[asyncio.Event]:
+    """Let ordered readers read from this server; the event is set when a consumer is there."""
+    placed = asyncio.Event()
 
+    class Placed(EphemeralConsumer):
+        def __init__(self, connections: ReusableConnection, request: RangeRequest) -> None:
+            super().__init__(connections, replace(request, server=server))
 
-async def _placed(
-    cluster: Cluster, lag: Lagging, jetstream: JetStream, reading: asyncio.Future[list[int]]
-) -> bool:
-    stream = f"KV_{lag.bucket}"
-    while not reading.done():
-        try:
-            for name in (await jetstream.call(f"CONSUMER.NAMES.{stream}")).get("consumers") or ():
-                if placed := (await jetstream.consumer_info(stream, name))["cluster"].get("leader"):
-                    return cluster.servers[placed] is lag.follower
-        except (ConsumerNotFoundError, RequestTimeoutError):
-            continue
-    return False
+        async def create(self, position: int, seen_through: int, *, failures: int = 0) -> None:
+            await super().create(position, seen_through, failures=failures)
+            placed.set()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reader, "EphemeralConsumer", Placed)
+        yield placed
 
 
 class OverTooSoonError(Exception):
-    """A read has all there is, though it was to wait: it did not get that where the stream lags.
-
-    On a slow machine there may have been an election, or the reader may have lost patience with its
-    consumer (a list is given four heartbeats) and got one elsewhere.
-    """
+    """A read has all there is, though it was to wait: there was an election meanwhile."""
 
 
 async def still_waits(reading: asyncio.Future[list[int]]) -> None:
@@ -160,9 +145,13 @@ async def on_a_follower(
     """Read a bucket whose follower lags, from that follower; ``then`` sees the read under way."""
 
     async def work(lag: Lagging) -> None:
+        (name,) = (name for name, one in cluster.servers.items() if one is lag.follower)
         async with connected(lag.outside.url) as link:
-            reading = await placed_on_the_follower(cluster, lag, link, read(lag))
-            await then(lag, reading)
+            with consumers_on(name) as placed:
+                reading = asyncio.ensure_future(read(lag)(link))
+                waiting = asyncio.ensure_future(placed.wait())
+                await asyncio.wait({reading, waiting}, return_when=asyncio.FIRST_COMPLETED)
+                await then(lag, reading)
 
     for _ in range(_MOST_ELECTIONS):
         bucket = new_bucket(cluster)
