@@ -32,6 +32,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "one filter": ({"filters": ("a.>",)}, {**FROM_8, "filter_subject": "a.>"}),
     "two filters": ({"filters": ("a", "b")}, {**FROM_8, "filter_subjects": ["a", "b"]}),
     "without payloads": ({"headers_only": True}, {**FROM_8, "headers_only": True}),
+    "heartbeats": ({"heartbeat": 0.1}, {**FROM_8, "idle_heartbeat": 100_000_000}),
     "last values begin anew": (
         {"last_per_subject": True, "filters": (">",)},
         {"deliver_policy": "last_per_subject", "filter_subject": ">", "flow_control": True},
@@ -49,11 +50,6 @@ def test_request_without_flow_control() -> None:
     config = consumer_config(RangeRequest("S", KNOWN, 3, 20), 7, "inbox", flow_control=False)
     assert "flow_control" not in config
     assert config["idle_heartbeat"]
-
-
-def test_heartbeats_are_whole_nanoseconds() -> None:
-    request = RangeRequest("S", KNOWN, 0, 1, heartbeat=0.1)
-    assert consumer_config(request, 0, "inbox")["idle_heartbeat"] == 100_000_000
 
 
 @pytest.mark.parametrize(
