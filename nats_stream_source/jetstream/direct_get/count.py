@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.consumers import temporary_consumer
 from nats_stream_source.jetstream.direct_get.request import send_batch_request
-from nats_stream_source.jetstream.temporary_consumer import temporary_consumer
 from nats_stream_source.wire.direct_get.replies import EOB, NOT_FOUND
 
 _MAX_DIRECT_GETS = 4  # parallel requests, one for each filter

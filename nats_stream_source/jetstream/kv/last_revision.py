@@ -19,11 +19,10 @@ from contextlib import AbstractAsyncContextManager
 
 from nats_stream_source.errors import NatsSourceError
 from nats_stream_source.jetstream.api import JetStream
-from nats_stream_source.jetstream.consumer_config import ConsumerInfo
+from nats_stream_source.jetstream.consumers import ConsumerInfo, temporary_consumer
 from nats_stream_source.jetstream.kv.bucket import ALL_KEYS, Bucket
 from nats_stream_source.jetstream.retry import is_transient
 from nats_stream_source.jetstream.stream_info import StreamInfo
-from nats_stream_source.jetstream.temporary_consumer import temporary_consumer
 
 _MAX_PLACEMENTS = 15  # consumers of a replicated stream; 1 of 400 reads fails to place one
 

@@ -45,8 +45,8 @@ from nats_stream_source.errors import (
     StreamNotFoundError,
 )
 from nats_stream_source.jetstream.api import JetStream
-from nats_stream_source.jetstream.consumer_config import ConsumerInfo
-from nats_stream_source.jetstream.ordered.request import RangeRequest, consumer_config
+from nats_stream_source.jetstream.consumers import ConsumerInfo, unacknowledged_config
+from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.subjects import covering, filter_pattern, is_literal
 from nats_stream_source.logs import field_logger
@@ -55,6 +55,8 @@ from nats_stream_source.wire.consumer.deliveries import Deliveries
 
 log = field_logger(__name__)
 
+# Nanoseconds. The server's default of 5 s is too short for a paused reader.
+_INACTIVE_THRESHOLD = 60_000_000_000
 _PONG_TIMEOUT = 2.0  # seconds; a server that sends no PONG for so long counts as lost …
 _MAX_PONG_TIMEOUT = 60.0  # … unless data arrives: on a slow line the PONG follows all of it
 _BULK = 20_000  # sequences of a range whose rate counts more than the delay of a message
@@ -277,3 +279,42 @@ def _skips(connection: Connection) -> bool:
         return (version.major, version.minor) < _FIXED_IN
     except ValueError:
         return True  # the server's version is not a version number
+
+
+def consumer_config(
+    request: RangeRequest,
+    position: int,
+    deliver_subject: str,
+    *,
+    seen_through: int = 0,
+    flow_control: bool = True,
+) -> dict[str, Any]:
+    """The configuration of one consumer for ``request``.
+
+    Args:
+        position: the last stream sequence that was kept; the delivery starts after it. Initial
+            values (``last_per_subject``) start from the first subject again: if they started at a
+            sequence, the rest of them would be delivered with their full history.
+        seen_through: the last sequence that the server has processed. Once it is at
+            ``min_last_seq``, the initial values are complete, and the later messages are delivered
+            from ``position`` on.
+        deliver_subject: the inbox.
+        flow_control: off where flow-control replies do not arrive at the server.
+    """
+    config: dict[str, Any] = {
+        **unacknowledged_config(request.filters, _INACTIVE_THRESHOLD),
+        "deliver_subject": deliver_subject,
+        "max_deliver": 1,
+        "idle_heartbeat": round(request.heartbeat * 1e9),
+    }
+    initial_complete = request.min_last_seq is not None and seen_through >= request.min_last_seq
+    if request.last_per_subject and not initial_complete:
+        config["deliver_policy"] = "last_per_subject"
+    else:
+        config["deliver_policy"] = "by_start_sequence"
+        config["opt_start_seq"] = position + 1
+    if flow_control:
+        config["flow_control"] = True
+    if request.headers_only:
+        config["headers_only"] = True
+    return config

@@ -1,11 +1,10 @@
-"""The request for an ordered consumer, and the consumer configuration for it. Pure."""
+"""The request for an ordered consumer. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from nats_stream_source.jetstream.consumer_config import unacknowledged_config
 from nats_stream_source.logs import field_logger
 
 if TYPE_CHECKING:
@@ -16,9 +15,6 @@ log = field_logger(__name__)
 
 ENDLESS = (1 << 63) - 1
 """The end of an unbounded range: a watch continues until it is closed."""
-
-# Nanoseconds. The server's default of 5 s is too short for a paused reader.
-_INACTIVE_THRESHOLD = 60_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,42 +102,3 @@ def report_left_out(stream: str, prefix: str, messages: int) -> None:
             expected=f"{prefix}>",
             action="to see them, read the stream with nats_stream",
         )
-
-
-def consumer_config(
-    request: RangeRequest,
-    position: int,
-    deliver_subject: str,
-    *,
-    seen_through: int = 0,
-    flow_control: bool = True,
-) -> dict[str, Any]:
-    """The configuration of one consumer for ``request``.
-
-    Args:
-        position: the last stream sequence that was kept; the delivery starts after it. Initial
-            values (``last_per_subject``) start from the first subject again: if they started at a
-            sequence, the rest of them would be delivered with their full history.
-        seen_through: the last sequence that the server has processed. Once it is at
-            ``min_last_seq``, the initial values are complete, and the later messages are delivered
-            from ``position`` on.
-        deliver_subject: the inbox.
-        flow_control: off where flow-control replies do not arrive at the server.
-    """
-    config: dict[str, Any] = {
-        **unacknowledged_config(request.filters, _INACTIVE_THRESHOLD),
-        "deliver_subject": deliver_subject,
-        "max_deliver": 1,
-        "idle_heartbeat": round(request.heartbeat * 1e9),
-    }
-    initial_complete = request.min_last_seq is not None and seen_through >= request.min_last_seq
-    if request.last_per_subject and not initial_complete:
-        config["deliver_policy"] = "last_per_subject"
-    else:
-        config["deliver_policy"] = "by_start_sequence"
-        config["opt_start_seq"] = position + 1
-    if flow_control:
-        config["flow_control"] = True
-    if request.headers_only:
-        config["headers_only"] = True
-    return config

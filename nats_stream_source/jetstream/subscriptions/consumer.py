@@ -29,7 +29,7 @@ from nats_stream_source.errors import (
     SubscribeError,
 )
 from nats_stream_source.jetstream.api import JetStream
-from nats_stream_source.jetstream.consumer_config import ConsumerInfo
+from nats_stream_source.jetstream.consumers import ConsumerInfo
 from nats_stream_source.jetstream.retry import Backoff, retry
 from nats_stream_source.jetstream.subscriptions.validation import (
     SubscribeRequest,

@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from nats_stream_source.aio.tasks import TimedLock, run_to_completion
 from nats_stream_source.errors import NextTimeoutError, SubscriptionClosedError
 from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.consumers import temporary_consumer
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import ENDLESS, RangeRequest
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
 from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.jetstream.subscriptions.message import JsMessage, message_of
 from nats_stream_source.jetstream.subscriptions.validation import SubscribeRequest
-from nats_stream_source.jetstream.temporary_consumer import temporary_consumer
 from nats_stream_source.wire.consumer.deliveries import Deliveries
 from nats_stream_source.wire.framing.frames import FrameFields
 

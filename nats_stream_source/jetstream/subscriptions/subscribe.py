@@ -34,7 +34,7 @@ from nats_stream_source.errors import (
     RequestTimeoutError,
 )
 from nats_stream_source.jetstream.api import JetStream
-from nats_stream_source.jetstream.consumer_config import ConsumerConfig, ConsumerInfo
+from nats_stream_source.jetstream.consumers import ConsumerInfo
 from nats_stream_source.jetstream.leader import wait_for_last_seq
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import RangeRequest
@@ -56,6 +56,7 @@ from nats_stream_source.jetstream.subscriptions.ordered import (
 from nats_stream_source.jetstream.subscriptions.pull import PullSubscription
 from nats_stream_source.jetstream.subscriptions.push import OnMessage, Subscription
 from nats_stream_source.jetstream.subscriptions.validation import (
+    ConsumerConfig,
     SubscribeRequest,
     validate_ordered,
     validate_request,

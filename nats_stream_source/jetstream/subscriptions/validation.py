@@ -14,7 +14,8 @@ rejects the other contradictions of a configuration (:class:`ApiError`).
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NoReturn
 
 from nats_stream_source.errors import (
@@ -26,12 +27,10 @@ from nats_stream_source.errors import (
     SubjectMismatchError,
     SubscribeError,
 )
-from nats_stream_source.jetstream.consumer_config import (
-    ConsumerConfig,
-    ConsumerInfo,
-    differences,
-)
+from nats_stream_source.jetstream.consumers import ConsumerInfo
+from nats_stream_source.jetstream.times import nanoseconds
 
+_DURATIONS = frozenset(("ack_wait", "idle_heartbeat", "inactive_threshold", "max_expires"))
 _NAME = re.compile(r"[^\s.*>/\\]+")  # names of streams and consumers that servers accept
 
 _ORDERED_FIELDS = {
@@ -43,6 +42,72 @@ _ORDERED_FIELDS = {
     "opt_start_seq",
     "opt_start_time",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerConfig:
+    """A consumer's configuration (ADR-15, "Configuration"); None for the server's default.
+
+    Durations (``ack_wait``, ``backoff``, ``idle_heartbeat``, ``inactive_threshold``,
+    ``max_expires``) are seconds, ``opt_start_time`` is RFC 3339, ``rate_limit_bps`` bits per
+    second. The fields at the end are newer than the document.
+    """
+
+    ack_policy: str | None = None
+    ack_wait: float | None = None
+    deliver_group: str | None = None
+    deliver_policy: str | None = None
+    deliver_subject: str | None = None
+    description: str | None = None
+    durable_name: str | None = None
+    filter_subject: str | None = None
+    flow_control: bool | None = None
+    idle_heartbeat: float | None = None
+    max_ack_pending: int | None = None
+    max_deliver: int | None = None
+    max_waiting: int | None = None
+    opt_start_seq: int | None = None
+    opt_start_time: str | None = None
+    rate_limit_bps: int | None = None
+    replay_policy: str | None = None
+    sample_freq: str | None = None
+
+    backoff: tuple[float, ...] | None = None
+    filter_subjects: tuple[str, ...] | None = None
+    headers_only: bool | None = None
+    inactive_threshold: float | None = None
+    max_batch: int | None = None
+    max_bytes: int | None = None
+    max_expires: float | None = None
+    mem_storage: bool | None = None
+    metadata: Mapping[str, str] | None = None
+    num_replicas: int | None = None
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in self.given().items())
+        return f"ConsumerConfig({given})"
+
+    def given(self) -> dict[str, Any]:
+        """The fields that were set, by name."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def json(self) -> dict[str, Any]:
+        """The fields that were set, as the server expects them: durations in nanoseconds."""
+        result = self.given()
+        for name in _DURATIONS & result.keys():
+            result[name] = _ns(result[name])
+        if self.backoff is not None:
+            result["backoff"] = [_ns(step) for step in self.backoff]
+        if self.filter_subjects is not None:
+            result["filter_subjects"] = list(self.filter_subjects)
+        if self.metadata is not None:
+            result["metadata"] = dict(self.metadata)
+        return result
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,3 +312,33 @@ def verify_consumer(request: SubscribeRequest, info: ConsumerInfo) -> None:
                 QueueStatusError,
                 f"has {status}, which queue groups do not support; use a consumer without it",
             )
+
+
+# Compared by other rules, or not at all: only the deliver subject may differ.
+_NOT_COMPARED = frozenset(
+    ("deliver_group", "deliver_subject", "durable_name", "filter_subject", "filter_subjects")
+)
+
+
+def differences(given: ConsumerConfig, existing: Mapping[str, Any]) -> list[str]:
+    """The set fields that differ in an existing consumer, as messages (ADR-15).
+
+    An integer, string or list that is zero or empty counts as not set, as in the server. Of
+    ``metadata`` only the given keys are compared: the server adds its own.
+    """
+    result = []
+    for name, expected in given.json().items():
+        if name in _NOT_COMPARED or (not expected and not isinstance(expected, bool)):
+            continue
+        actual = existing.get(name)
+        if name == "metadata":
+            actual = {key: (actual or {}).get(key) for key in expected}
+        elif name == "opt_start_time" and actual:
+            expected, actual = nanoseconds(expected), nanoseconds(actual)
+        elif isinstance(expected, bool):
+            actual = bool(actual)
+        elif name == "ack_wait" and given.backoff:
+            continue  # the server replaces it with the first backoff
+        if expected != actual:
+            result.append(f"{name} is {actual!r}, not {expected!r}")
+    return result

@@ -31,7 +31,6 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.api import JetStream
-from nats_stream_source.jetstream.consumer_config import ConsumerConfig
 from nats_stream_source.jetstream.direct_get.client import DirectGet
 from nats_stream_source.jetstream.direct_get.count import count_messages
 from nats_stream_source.jetstream.direct_get.last_messages import last_columns
@@ -47,6 +46,7 @@ from nats_stream_source.jetstream.subscriptions.subscribe import (
     subscribe_ordered,
     subscribe_pull,
 )
+from nats_stream_source.jetstream.subscriptions.validation import ConsumerConfig
 from nats_stream_source.wire.consumer.cursor import Rebuild
 from tests.support.nats.buckets import (
     api,

@@ -6,11 +6,8 @@ from typing import Any
 
 import pytest
 
-from nats_stream_source.jetstream.ordered.request import (
-    ENDLESS,
-    RangeRequest,
-    consumer_config,
-)
+from nats_stream_source.jetstream.ordered.consumer import consumer_config
+from nats_stream_source.jetstream.ordered.request import ENDLESS, RangeRequest
 from nats_stream_source.jetstream.stream_identity import KnownStream
 
 KNOWN = KnownStream("now")

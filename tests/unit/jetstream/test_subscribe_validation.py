@@ -17,14 +17,12 @@ from nats_stream_source.errors import (
     SubjectMismatchError,
     SubscribeError,
 )
-from nats_stream_source.jetstream.consumer_config import (
-    ConsumerConfig,
-    ConsumerInfo,
-    differences,
-)
+from nats_stream_source.jetstream.consumers import ConsumerInfo
 from nats_stream_source.jetstream.subscriptions.validation import (
+    ConsumerConfig,
     SubscribeRequest,
     build_consumer_config,
+    differences,
     validate_ordered,
     validate_request,
     verify_consumer,

@@ -15,7 +15,7 @@ from nats.aio.client import Client
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import MinLastSequenceError
 from nats_stream_source.jetstream.api import JetStream
-from nats_stream_source.jetstream.consumer_config import ConsumerInfo
+from nats_stream_source.jetstream.consumers import ConsumerInfo
 from nats_stream_source.jetstream.retry import retry_transient
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subscriptions.subscribe import (
