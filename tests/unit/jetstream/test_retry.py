@@ -88,12 +88,6 @@ async def test_retries_are_limited_by_attempts() -> None:
     assert work.calls == 3
 
 
-async def test_work_may_be_any_function_that_returns_awaitable() -> None:
-    work = Work(ConnectError("1"))
-    assert await retry_transient(lambda: work(), 10.0) == "done"
-    assert work.calls == 2
-
-
 async def test_pauses_end_at_time_limit() -> None:
     loop = asyncio.get_running_loop()
     start = loop.time()

@@ -74,13 +74,6 @@ async def test_reach_is_reported_by_empty_batch(nats_server: NatsServer) -> None
         assert await rows(batches, 1) == [4]
 
 
-async def test_empty_bucket_reports_reach_first(nats_server: NatsServer) -> None:
-    create_bucket(nats_server.url, "b")
-
-    async with following(nats_server.url, nats_server) as (_, batches):
-        assert len(await anext(batches)) == 0
-
-
 async def test_reach_never_comes(nats_server: NatsServer) -> None:
     create_bucket(nats_server.url, "b")
     put(nats_server.url, "b", "k", b"v")

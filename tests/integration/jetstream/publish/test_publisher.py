@@ -144,15 +144,6 @@ async def test_headers_that_server_acts_on(shared_server: NatsServer) -> None:
         assert (await publish("act.c", X="ü")).seq == 4
 
 
-async def test_stream_full(shared_server: NatsServer) -> None:
-    create_stream(shared_server.url, "full", max_msgs=1, discard="new")
-
-    async with publishing(shared_server.url) as publisher:
-        await publisher.publish("full.a")
-        with pytest.raises(StreamFullError, match="10077"):
-            await publisher.publish("full.a")
-
-
 async def test_message_too_large(shared_server: NatsServer) -> None:
     create_stream(shared_server.url, "large", max_msg_size=100)
 

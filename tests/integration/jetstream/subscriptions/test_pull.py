@@ -16,11 +16,10 @@ from nats_stream_source.errors import (
     NoRespondersStatusError,
     RequestTimeoutError,
     SlowConsumerError,
-    UnknownStatusError,
 )
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.subscriptions.message import JsMessage
-from nats_stream_source.jetstream.subscriptions.pull import FetchRequest, PullSubscription
+from nats_stream_source.jetstream.subscriptions.pull import PullSubscription
 from nats_stream_source.jetstream.subscriptions.subscribe import ConsumerConfig, subscribe_pull
 from tests.support.nats.buckets import api, flushed
 from tests.support.nats.subscriptions import (
@@ -111,18 +110,6 @@ async def test_max_bytes_ends_request(url: str, jetstream: JetStream) -> None:
             await pull.fetch(10, 1, max_bytes=100)
         pull.max_bytes = 2500
         assert [(await anext(pull)).metadata.stream_seq for _ in range(5)] == [6, 7, 8, 9, 10]
-
-
-async def test_bad_request_is_unknown_status(url: str, jetstream: JetStream) -> None:
-    stream = make_stream(url, 1)
-
-    async with await pull_on(jetstream, stream) as pull:
-        request = FetchRequest(pull.consumer, 1, 1.0, None)
-        request._heartbeat = 10.0  # longer than the request: "heartbeat value too large"
-        await request.open()
-        with pytest.raises(UnknownStatusError, match="400 Bad Request"):
-            await request.next()
-        await request.close()
 
 
 async def test_consumer_deleted_while_requested(url: str, jetstream: JetStream) -> None:
