@@ -44,11 +44,7 @@ _BACKOFF = Backoff(0.01, 0.25)  # between two requests to the leader
 async def verify_last_seq(jetstream: JetStream, info: StreamInfo, seq: int) -> None:
     """Confirm that the last sequence of a stream, which was ``seq`` before, is lower now.
 
-    Args:
-        info: the leader's stream info; ``info.last_seq`` is lower than ``seq``.
-
-    Raises:
-        RequestTimeoutError: a second response does not confirm it.
+    Raises RequestTimeoutError if a second response does not confirm that of ``info``.
     """
     info.verify_majority()
     if not info.replicated:
@@ -67,15 +63,12 @@ async def verify_last_seq(jetstream: JetStream, info: StreamInfo, seq: int) -> N
 async def wait_for_last_seq(
     jetstream: JetStream, stream: str, min_last_seq: int | None, timeout: float | None = None
 ) -> StreamInfo:
-    """Wait until the leader's last sequence is ``min_last_seq`` or higher.
+    """The leader's stream info, once its last sequence is ``min_last_seq`` or higher.
 
     Args:
         min_last_seq: None returns the first response.
         timeout: seconds; the connection's ``request_timeout`` if None. Transient failures (no
             leader, no response, lost connection) are retried until then.
-
-    Returns:
-        The leader's stream info.
 
     Raises:
         MinLastSequenceError: the leader did not reach it in time (412, 10180).
@@ -130,13 +123,8 @@ async def leader_message(
 ) -> StoredMessage | None:
     """Get a message from the leader (``STREAM.MSG.GET``), once it has reached ``min_last_seq``.
 
-    Args:
-        timeout: seconds, as for :func:`wait_for_last_seq`.
-        request: which message, as for :meth:`JetStream.message`.
-
-    Raises:
-        MinLastSequenceError: the leader did not reach it in time (412, 10180).
-        and the errors of :meth:`JetStream.message`.
+    ``timeout`` and errors are those of :func:`wait_for_last_seq`, ``request`` and further errors
+    those of :meth:`JetStream.message`.
     """
     if min_last_seq is not None:
         await wait_for_last_seq(jetstream, stream, min_last_seq, timeout)

@@ -291,15 +291,10 @@ def consumer_config(
 ) -> dict[str, Any]:
     """The configuration of one consumer for ``request``.
 
-    Args:
-        position: the last stream sequence that was kept; the delivery starts after it. Initial
-            values (``last_per_subject``) start from the first subject again: if they started at a
-            sequence, the rest of them would be delivered with their full history.
-        seen_through: the last sequence that the server has processed. Once it is at
-            ``min_last_seq``, the initial values are complete, and the later messages are delivered
-            from ``position`` on.
-        deliver_subject: the inbox.
-        flow_control: off where flow-control replies do not arrive at the server.
+    The delivery starts after ``position``, the last stream sequence that was kept. Initial values
+    (``last_per_subject``) start from the first subject again: if they started at a sequence, the
+    rest of them would be delivered with their full history. They are complete once the server has
+    processed ``min_last_seq`` (``seen_through``).
     """
     config: dict[str, Any] = {
         **unacknowledged_config(request.filters, _INACTIVE_THRESHOLD),

@@ -67,10 +67,6 @@ class BoundConsumer:
         self.info = info
         self.created = created
 
-    def __repr__(self) -> str:
-        origin = "created" if self.created else "existing"
-        return f"<BoundConsumer {self.info.stream} {self.info.name} {origin}>"
-
     async def delete(self) -> None:
         """Delete the consumer if it was created for this subscription. Later calls do nothing."""
         if self.created:
@@ -115,7 +111,7 @@ class BaseSubscription:
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "draining" if self._draining else "open"
-        return f"<{type(self).__name__} {self.consumer!r} {state}>"
+        return f"<{type(self).__name__} {self.info.label} {state}>"
 
     @property
     def info(self) -> ConsumerInfo:

@@ -70,14 +70,7 @@ _P = TypeVar("_P", bound="PullSubscription")
 
 
 class FetchRequest:
-    """One request for messages.
-
-    Args:
-        consumer: the pull consumer.
-        batch: maximum number of messages.
-        expires: seconds; None requests only messages that are available now.
-        max_bytes: maximum bytes of messages, headers and subjects; None for no limit.
-        max_pending_bytes: maximum bytes that may wait for the caller.
+    """One request for messages; the arguments are those of :meth:`PullSubscription.fetch`.
 
     Attributes:
         done: whether :meth:`next` returns no more messages.
@@ -362,10 +355,7 @@ class PullSubscription(BaseSubscription):
                     self.batch, self.expires, self.max_bytes
                 )
             try:
-                if self._draining and request.empty:
-                    message = None
-                else:
-                    message = await request.next()
+                message = await request.next()
             except NatsSourceError as error:
                 if request.done:
                     await self._close_iteration_request(request)

@@ -200,19 +200,14 @@ async def find_stream(jetstream: JetStream, subject: str) -> str:
         NoMatchingStreamError: no stream, or more than one.
     """
     names = await jetstream.stream_names_by_subject(subject)
-    if len(names) == 1:
-        return names[0]
-    if names:
+    if len(names) != 1:
+        observed = ", ".join(sorted(names)[:5]) or "no stream has a matching subject"
         raise NoMatchingStreamError(
-            f"could not find a single stream for subject {subject!r}: observed "
-            f"{', '.join(sorted(names)[:5])}; name one with 'stream'",
+            f"could not find a single stream for subject {subject!r}: {observed}; name one with "
+            f"'stream'",
             settings=("stream",),
         )
-    raise NoMatchingStreamError(
-        f"could not find a stream for subject {subject!r}: no stream has a matching subject; "
-        f"create the stream or name one with 'stream'",
-        settings=("stream",),
-    )
+    return names[0]
 
 
 async def _wait_for_min_last_seq(

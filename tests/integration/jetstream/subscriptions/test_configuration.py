@@ -79,7 +79,7 @@ async def test_stream_missing_or_ambiguous_is_error(url: str, jetstream: JetStre
     one, other = make_stream(url), make_stream(url)
 
     with pytest.raises(
-        NoMatchingStreamError, match="could not find a stream for subject 'nowhere'"
+        NoMatchingStreamError, match="for subject 'nowhere': no stream has a matching subject"
     ):
         await subscribe(jetstream, "nowhere")
     with pytest.raises(NoMatchingStreamError, match=f"{one}, {other}|, "):
