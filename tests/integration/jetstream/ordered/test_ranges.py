@@ -17,10 +17,8 @@ from tests.integration.jetstream.ordered.reads import (
 )
 from tests.support.nats.buckets import (
     api,
-    bucket_state,
     consumers,
     create_bucket,
-    delete,
     put,
     put_many,
 )
@@ -99,18 +97,13 @@ async def test_last_per_subject(filled: NatsServer) -> None:
     assert (await read_range(filled.url, request))[0] == list(range(2901, 3001))
 
 
-async def test_range_with_overwritten_end_ends(nats_server: NatsServer) -> None:
-    create_bucket(nats_server.url, "b", history=1)
-    put_many(nats_server.url, "b", [("a", b"1"), ("b", b"1"), ("c", b"1")])
-    put(nats_server.url, "b", "c", b"2")
-    assert (await read_range(nats_server.url, request_for(nats_server.url, "b", 3)))[0] == [1, 2]
-
-
-async def test_range_without_messages_ends(nats_server: NatsServer) -> None:
-    create_bucket(nats_server.url, "b")
-    put_many(nats_server.url, "b", [("a", b"1"), ("b", b"1")])
-    api(nats_server.url, "STREAM.PURGE.KV_b")
-    assert (await read_range(nats_server.url, request_for(nats_server.url, "b", 2)))[0] == []
+async def test_range_without_its_last_messages_ends(nats_server: NatsServer) -> None:
+    url = nats_server.url
+    create_bucket(url, "b", history=1)
+    put_many(url, "b", [("a", b"1"), ("b", b"1"), ("c", b"1"), ("c", b"2")])
+    assert (await read_range(url, request_for(url, "b", 3)))[0] == [1, 2]
+    api(url, "STREAM.PURGE.KV_b")
+    assert (await read_range(url, request_for(url, "b", 2)))[0] == []
 
 
 async def test_reader_left_early_leaves_nothing(filled: NatsServer) -> None:
@@ -124,23 +117,3 @@ async def test_reader_left_early_leaves_nothing(filled: NatsServer) -> None:
         # The connection is clean: the next reader gets its own rows only.
         again = OrderedReader(link, request_for(filled.url, "b", 20, 10))
         assert await read(again) == list(range(11, 21))
-
-
-async def test_markers_and_headers_come_through(nats_server: NatsServer) -> None:
-    create_bucket(nats_server.url, "b", history=5)
-    put(nats_server.url, "b", "a", b"1", {"Status": "404", "X": "y"})
-    delete(nats_server.url, "b", "a")
-    put(nats_server.url, "b", "a", b"\r\nMSG x 1 5\r\nhello\r\n")
-
-    async with linked(nats_server.url) as link:
-        reader = OrderedReader(link, request_for(nats_server.url, "b", 3))
-        found = [
-            (frames.header(i), frames.payload(i))
-            async for frames in reader.batches()
-            for i in range(len(frames))
-        ]
-    assert b"Status: 404" in found[0][0]
-    assert found[0][1] == b"1"
-    assert b"KV-Operation: DEL" in found[1][0]
-    assert found[2] == (b"", b"\r\nMSG x 1 5\r\nhello\r\n")
-    assert bucket_state(nats_server.url, "b")["last_seq"] == 3
