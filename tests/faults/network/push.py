@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from nats_stream_source.errors import NatsSourceError, NextTimeoutError
 from nats_stream_source.jetstream.subscriptions.push import Subscription
 from nats_stream_source.jetstream.subscriptions.subscribe import ConsumerConfig
-from tests.support.proxy.fault_proxy import is_delivery
 
 # A server that gets no processor for three intervals has fallen silent, which is an alarm: so they
 # are long where that is not what a test is about.
@@ -20,28 +17,6 @@ def hmsg(frame: bytes, block: bytes, reply: bytes = b"") -> bytes:
     size = b"%d" % len(block)
     words = [b"HMSG", subject, sid, *([reply] if reply else []), size, size]
     return b" ".join(words) + b"\r\n" + block + b"\r\n"
-
-
-class Once:
-    """Does something to the first frame that ``which`` is true of."""
-
-    def __init__(
-        self, which: Callable[[bytes], bool], what: Callable[[bytes], bool | bytes]
-    ) -> None:
-        self._which, self._what = which, what
-        self.done = False
-
-    def __call__(self, frame: bytes) -> bool | bytes:
-        if self.done or not self._which(frame):
-            return True
-        self.done = True
-        return self._what(frame)
-
-
-def nth_delivery(number: int) -> Callable[[bytes], bool]:
-    return lambda frame: (
-        is_delivery(frame) and frame.split(b"\r\n", 1)[1].startswith(b"%d " % (number - 1))
-    )
 
 
 async def all_of(subscription: Subscription, last: int) -> tuple[list[int], list[NatsSourceError]]:

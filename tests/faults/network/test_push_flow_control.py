@@ -12,10 +12,11 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import FlowControlLostError, NextTimeoutError
 from nats_stream_source.jetstream.subscriptions.subscribe import ConsumerConfig, subscribe
-from tests.faults.network.push import Once, all_of, hmsg, nth_delivery
+from tests.faults.network.push import all_of, hmsg
 from tests.support.nats.buckets import flushed
 from tests.support.nats.subscriptions import connected, fill, make_stream
 from tests.support.proxy.fault_proxy import Proxy, is_status
+from tests.support.proxy.verdicts import Sequences
 from tests.support.wait import wait_until_async
 
 FLOWING = ConsumerConfig(ack_policy="none", idle_heartbeat=0.5, flow_control=True)
@@ -103,7 +104,7 @@ async def test_flow_control_subject_of_other_form_is_answered(shared_server: Nat
     """ADR-15, "Flow Control": the subject is not inspected, and the response is empty."""
     stream = make_stream(shared_server.url, 5)
     block = b"NATS/1.0 100 FlowControl Request\r\n\r\n"
-    fault = Once(nth_delivery(3), lambda frame: hmsg(frame, block, b"other.form.x") + frame)
+    fault = Sequences([3], lambda frame: hmsg(frame, block, b"other.form.x") + frame)
     with Proxy(shared_server.port, fault) as proxy:
         async with connected(proxy.url) as jetstream, connected(shared_server.url) as other:
             heard = await other.connection.client.subscribe("other.form.>")

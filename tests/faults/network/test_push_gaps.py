@@ -23,7 +23,7 @@ from nats_stream_source.jetstream.subscriptions.subscribe import (
     subscribe_pull,
 )
 from nats_stream_source.wire.consumer.cursor import Rebuild
-from tests.faults.network.push import CALM, Once, all_of, nth_delivery
+from tests.faults.network.push import CALM, all_of
 from tests.support.nats.subscriptions import (
     connected,
     consumer_info,
@@ -32,18 +32,15 @@ from tests.support.nats.subscriptions import (
     make_stream,
 )
 from tests.support.proxy.fault_proxy import Delay, Outcome, Proxy, is_status
+from tests.support.proxy.verdicts import Sequences
 from tests.support.wait import wait_until_async
 
 BEATING = ConsumerConfig(ack_policy="none", idle_heartbeat=0.5)
 
 
-def drop(frame: bytes) -> bool:
-    return False
-
-
 async def test_message_lost_is_gap(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url, 10)
-    fault = Once(nth_delivery(4), drop)
+    fault = Sequences([4])
     with Proxy(shared_server.port, fault) as proxy:
         async with (
             connected(proxy.url) as jetstream,
@@ -59,7 +56,7 @@ async def test_message_lost_is_gap(shared_server: NatsServer) -> None:
 
 async def test_last_message_lost_is_found_by_heartbeat(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url, 10)
-    fault = Once(nth_delivery(10), drop)
+    fault = Sequences([10])
     with Proxy(shared_server.port, fault) as proxy:
         async with connected(proxy.url) as jetstream:
             errors: list[Exception] = []
@@ -78,7 +75,7 @@ async def test_last_message_lost_is_found_by_heartbeat(shared_server: NatsServer
 
 async def test_queue_group_detects_no_gaps(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url)
-    fault = Once(nth_delivery(4), drop)
+    fault = Sequences([4])
     with Proxy(shared_server.port, fault) as proxy:
         async with (
             connected(proxy.url) as jetstream,
@@ -97,7 +94,7 @@ async def test_consumer_bound_midway_has_no_gap_before(shared_server: NatsServer
     stream = make_stream(url, 5)
     config = {"deliver_subject": f"to.{stream}", "idle_heartbeat": 100_000_000}
     make_consumer(url, stream, "d", ack_policy="none", **config)
-    fault = Once(nth_delivery(3), drop)
+    fault = Sequences([8])
 
     async with (
         connected(url) as jetstream,

@@ -22,9 +22,10 @@ from nats_stream_source.jetstream.subscriptions.subscribe import (
     subscribe_ordered,
 )
 from nats_stream_source.wire.consumer.cursor import Rebuild
-from tests.faults.network.push import CALM, Once, all_of, hmsg, nth_delivery
+from tests.faults.network.push import CALM, all_of, hmsg
 from tests.support.nats.subscriptions import connected, make_stream
 from tests.support.proxy.fault_proxy import Proxy, is_delivery
+from tests.support.proxy.verdicts import Sequences
 
 
 def msg(frame: bytes, reply: bytes) -> bytes:
@@ -45,7 +46,7 @@ async def expect_error(
         before: returns the frame to insert before this delivery.
     """
     stream = make_stream(server.url, 5)
-    fault = Once(nth_delivery(3), lambda frame: before(frame) + frame)
+    fault = Sequences([3], lambda frame: before(frame) + frame)
     with Proxy(server.port, fault) as proxy:
         async with (
             connected(proxy.url) as jetstream,
@@ -108,7 +109,7 @@ async def test_ordered_subscription_replaces_consumer_at_any_status(
     """A status raises no error: the next consumer delivers the rest or returns the error."""
     stream = make_stream(shared_server.url, 5)
     block = b"NATS/1.0 " + status + b"\r\n\r\n"
-    fault = Once(nth_delivery(3), lambda frame: hmsg(frame, block) + frame)
+    fault = Sequences([3], lambda frame: hmsg(frame, block) + frame)
     with Proxy(shared_server.port, fault) as proxy:
         async with connected(proxy.url) as jetstream:
             config = ConsumerConfig(idle_heartbeat=30.0)

@@ -21,9 +21,9 @@ from tests.support.proxy.fault_proxy import (
 
 
 class FrameFault:
-    """Does ``outcome`` to the frames that :meth:`hits` names."""
+    """Does ``outcome``, or what it returns, to the frames that :meth:`hits` names."""
 
-    def __init__(self, outcome: Outcome = False) -> None:
+    def __init__(self, outcome: Outcome | Callable[[bytes], Outcome] = False) -> None:
         self.outcome = outcome
         self.done = 0
 
@@ -34,13 +34,15 @@ class FrameFault:
         if not self.hits(frame):
             return True
         self.done += 1
-        return self.outcome
+        return self.outcome(frame) if callable(self.outcome) else self.outcome
 
 
 class Sequences(FrameFault):
     """Deliveries with these stream sequences, each once."""
 
-    def __init__(self, sequences: Iterable[int], outcome: Outcome = False) -> None:
+    def __init__(
+        self, sequences: Iterable[int], outcome: Outcome | Callable[[bytes], Outcome] = False
+    ) -> None:
         super().__init__(outcome)
         self._left = set(sequences)
 
