@@ -198,10 +198,6 @@ def compact(snapshot: Snapshot, numbers: Sequence[int], target_bytes: int) -> in
 
     With deletion vectors, a file can be removed meanwhile: it no longer has live rows, or another
     writer has moved them. All its rows are then removed rows of the new files.
-
-    Raises:
-        TableConflictError: other writers committed during each attempt.
-        TableChangedError: the table must be opened again.
     """
     with snapshot.lock:
         if not all(number in snapshot.files for number in numbers):

@@ -223,16 +223,7 @@ def file_rows(objects: TableObjects, add: Action) -> int:
 
 
 def removed_rows(objects: TableObjects, add: Action, rows: int) -> BitMap64:
-    """The rows of a data file that its deletion vector removes.
-
-    Args:
-        rows: the number of rows of the file.
-
-    Raises:
-        EngineRefusedError: the vector is outside of the table.
-        VectorError: the vector is damaged.
-        OSError: its file does not exist, or the store failed.
-    """
+    """The rows of a data file with so many rows that its deletion vector removes."""
     descriptor = add.get("deletionVector")
     if descriptor is None:
         return BitMap64()

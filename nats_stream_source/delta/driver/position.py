@@ -70,12 +70,7 @@ class PositionLog:
         self.reads_initial_values = False
 
     def read(self, table: Snapshot) -> None:
-        """Set ``stored`` from a table that was just opened.
-
-        Raises:
-            ConfigurationError: the table has a position of another query of the stream, or does not
-                keep positions.
-        """
+        """Set ``stored`` from a table that was just opened."""
         _require_kept(table)
         self._version, self._table_id, self.stored = table.version, table.table_id, None
         self.known = self._ids[0] in table.transactions

@@ -191,12 +191,7 @@ class Snapshot:
                 self._apply(commit)
 
     def _verify_commits(self) -> None:
-        """Raise if an entry of the log is not the one that this process has put or read.
-
-        Raises:
-            TableChangedError: the table was deleted and created again.
-            TableError: another writer has replaced a commit.
-        """
+        """Raise if an entry of the log is not the one that this process has put or read."""
         now = self.log.identities(self._identities)
         # An entry that is missing has expired, unless it is that of the newest version.
         changed = [one for one, known in self._identities.items() if now.get(one, known) != known]

@@ -106,11 +106,7 @@ class DriverTable:
         return self.opened().table_id
 
     def open(self, state: LogState) -> None:
-        """Open the table.
-
-        Args:
-            state: the newest version.
-        """
+        """Open the newest version."""
         self.snapshot, self._reported_bytes = Snapshot(self._storage, state), 0
 
     def opened(self) -> Snapshot:
@@ -125,12 +121,7 @@ class DriverTable:
         self.snapshot = None
 
     def indexed(self) -> Snapshot:
-        """The table with its index.
-
-        Raises:
-            EngineRefusedError: the index exceeds its limit.
-            ConfigurationError: one that was built before does.
-        """
+        """The table with its index; an error if that exceeds its limit."""
         snapshot = self.opened()
         if not snapshot.indexed:
             snapshot.build_index(self._limit)
@@ -254,11 +245,7 @@ class DriverTable:
         """See :class:`nats_stream_source.delta.tables.Table`.
 
         A column with a wider type has it in all data files afterwards: the commit writes their live
-        rows again.
-
-        Raises:
-            TableChangedError: another writer has changed columns meanwhile.
-            EngineRefusedError: only Spark can add them.
+        rows again. If another writer has changed columns meanwhile, TableChangedError is raised.
         """
         name, own = self._storage.name, self.schema
         expected = with_new_columns(name, own, columns)

@@ -70,9 +70,7 @@ class BackgroundUpkeep:
     def after_commit(self, table: Snapshot, upkeep: Upkeep | None) -> None:
         """Start what is due after a commit, unless the thread still runs.
 
-        Args:
-            table: after the commit.
-            upkeep: when what is due; None for checkpoints of the log only.
+        Without an ``upkeep``, that is checkpoints of the log only.
         """
         if self._thread is not None and self._thread.is_alive():
             return
@@ -143,16 +141,7 @@ class BackgroundUpkeep:
 
 
 def maintain(storage: TableStorage, table: Snapshot, upkeep: Upkeep) -> MaintenanceResult:
-    """Compact and VACUUM a table, write a checkpoint and delete the expired files of the log.
-
-    Args:
-        storage: of the table.
-        table: with or without an index.
-        upkeep: the size of files, and how long removed files are kept.
-
-    Raises:
-        TableError: a file is damaged, or the storage failed.
-    """
+    """Compact and VACUUM a table, write a checkpoint and delete the expired files of the log."""
     try:
         with table.lock:
             table.refresh()
@@ -205,12 +194,7 @@ def _delete_expired(target: DeltaTable, table: Snapshot, upkeep: Upkeep) -> int:
 
 
 def delete_expired_vectors(table: Snapshot, upkeep: Upkeep) -> int:
-    """Delete the objects with vectors that have expired; returns their number.
-
-    Args:
-        table: of which the newest version in the log counts.
-        upkeep: its ``retention_hours``; None for the table's own.
-    """
+    """Delete the objects with vectors that have expired; returns their number."""
     before = now_ms() - retention_ms(upkeep, table.properties)
     newest = table.log.newest()
     assert newest is not None  # it is the log of a table that is open

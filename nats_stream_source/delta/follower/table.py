@@ -76,24 +76,14 @@ class FollowedTable:
         return 0 if snapshot is None else sum(one.live_rows for one in [*snapshot.files.values()])
 
     def open(self) -> Position | None:
-        """Open the table, or create it; returns its position, None if it does not have one.
-
-        Raises:
-            ConfigurationError: the table is one of other rows, deletes or keys, or cannot be
-                changed without Spark.
-            TableError: the storage failed, or a file is damaged.
-        """
+        """Open the table, or create it; returns its position, None if it does not have one."""
         # An empty merge verifies the layout, and creates the table.
         self._merge(EventBatch(self._shape, EventTable(self._columns.empty_table())))
         self.position.read(self._engine.table.opened())
         return self.position.stored
 
     def refresh(self) -> None:
-        """Read the commits of other writers.
-
-        Raises:
-            PositionVoidError: another writer has restored a version of the table.
-        """
+        """Read the commits of other writers; PositionVoidError after a RESTORE."""
 
         def verify() -> None:
             self._engine.table.read(lambda _: None)
@@ -110,10 +100,6 @@ class FollowedTable:
             batches: entries in their order.
             position: of the last one; None to commit rows without a position.
             required: whether the position is committed even if no row changes.
-
-        Raises:
-            PositionVoidError: another writer has restored a version of the table.
-            and the errors of :func:`nats_stream_source.delta.merge`.
         """
         self.position.next, self.position.required = position, required
         events = DecidingEvents(self._columns, self._shape.layout)

@@ -25,7 +25,6 @@ from tests.integration.follower.conftest import Followed, before_next, reaches
 from tests.support.delta import rows, values
 from tests.support.follower import positions, version
 from tests.support.nats import buckets
-from tests.support.nats.backup import back_up
 from tests.support.wait import wait_until_async
 
 
@@ -61,12 +60,6 @@ async def test_table_has_columns_and_rows_of_nats_kv(followed: Followed) -> None
         "stream_created",
     ]
     assert (row["bucket"], row["key"], row["value"], row["revision"]) == ("fleet", "a", b"2", 3)
-
-
-async def test_empty_bucket_makes_table(followed: Followed) -> None:
-    followed.create()
-    assert (await followed.once()).caught_up
-    assert rows(followed.table) == []
 
 
 async def test_deleted_key_is_marked_with_mark(followed: Followed) -> None:
@@ -325,33 +318,6 @@ async def test_once_ends_at_its_target_under_writes(followed: Followed) -> None:
         finally:
             stop.set()
             writing.result()
-
-
-async def test_restored_stream_is_continued(followed: Followed) -> None:
-    followed.create(5)
-    followed.put("a=1", "b=1")
-    await followed.once()
-    restore = back_up(followed.url, "KV_fleet")
-    restore()
-    followed.put("c=1")
-    assert (await followed.once()).rows == 1
-    assert set(values(followed.table)) == {"a", "b", "c"}
-    assert (await followed.once()).rows == 0
-
-
-async def test_rolled_back_stream_is_data_loss(followed: Followed) -> None:
-    followed.create(5)
-    followed.put("a=1")
-    restore = back_up(followed.url, "KV_fleet")
-    followed.put("a=2", "b=2")
-    await followed.once()
-    restore()
-    with pytest.raises(DataLossError, match="rolled back"):
-        await followed.once()
-    followed.put("c=3")
-    assert (await followed.once(failOnDataLoss="false")).rows == 1
-    assert (await followed.once()).rows == 0
-    assert values(followed.table)["c"] == b"3"
 
 
 async def test_recreated_bucket_is_data_loss_or_replaces_rows(followed: Followed) -> None:
