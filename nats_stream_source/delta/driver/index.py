@@ -135,10 +135,6 @@ class RowIndex:
         schema = pa.schema([self._schema.field(name) for name in columns])
         return pa.table([arrays[name] for name in columns], schema=schema)
 
-    def live(self) -> Integers:
-        """The slots of all rows."""
-        return np.flatnonzero(self.file != NO_FILE)
-
     def in_files(self, numbers: Sequence[int]) -> tuple[Integers, NDArray[np.int32]]:
         """The slots whose rows are in one of several data files, and the file of each.
 
@@ -156,10 +152,6 @@ class RowIndex:
         now = file[slots]  # the change may have put the row of a slot into a file of its own
         still = in_chosen(now)
         return slots[still], now[still]
-
-    def identities(self, slots: Integers) -> pa.LargeBinaryArray:
-        """The identities of slots, as ``encoded_keys`` returns them."""
-        return self._slots.keys(slots)
 
     # -- changing -------------------------------------------------------------------------------
 

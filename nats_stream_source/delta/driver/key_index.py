@@ -178,11 +178,6 @@ class KeyIndex:
             self._runs[-1] = _merged(self._runs[-1], last)
         return np.arange(first, self._count)
 
-    def keys(self, slots: Integers) -> pa.LargeBinaryArray:
-        """The keys of these slots."""
-        keys = pa.chunked_array([run.keys for run in self._runs], pa.large_binary())
-        return keys.take(pa.array(slots)).combine_chunks()
-
 
 def _equal(one: pa.LargeBinaryArray, other: pa.LargeBinaryArray) -> NDArray[np.bool_]:
     return pc.equal(one, other).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]

@@ -8,11 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
 from nats_stream_source.delta.driver.engine import DriverEngine
+from nats_stream_source.delta.driver.index import NO_FILE
 from nats_stream_source.delta.driver.snapshot import Snapshot
 from nats_stream_source.delta.driver.storage import TableStorage
 from nats_stream_source.delta.driver.table import DriverTable
@@ -96,13 +98,17 @@ class InProcessTable:
         return self.engine.table.snapshot
 
 
-def index_of(table: Snapshot) -> dict[bytes, tuple[Any, ...]]:
-    """File, row and order of the row of each identity."""
-    slots, index = table.index.live(), table.index
+def index_of(table: Snapshot) -> dict[str, tuple[Any, ...]]:
+    """File, row and order of the row of each identity, which the index finds by it."""
+    index = table.index
+    slots = np.flatnonzero(index.file != NO_FILE)
+    assert table.layout is not None
+    identities = table.read(slots, table.layout.identity)
+    assert index.find(identities).tolist() == slots.tolist()
     files = [table.files[number].add["path"] for number in index.file[slots].tolist()]
     columns: list[Any] = [index.row[slots], *(part[slots] for part in index.order)]
     values = zip(files, *(column.tolist() for column in columns), strict=True)
-    return dict(zip(index.identities(slots).to_pylist(), values, strict=True))
+    return dict(zip(map(repr, identities.to_pylist()), values, strict=True))
 
 
 def rebuilt(path: Path | str, storage_options: dict[str, str] | None = None) -> Snapshot:
