@@ -26,8 +26,7 @@ from nats_stream_source.extras import needs_extra
 if TYPE_CHECKING:
     from nats_stream_source.delta.follower.follower import Follower
     from nats_stream_source.delta.follower.pace import FollowProgress
-    from nats_stream_source.delta.limits import AutoLimits
-    from nats_stream_source.delta.location import Engine
+    from nats_stream_source.delta.location import AutoLimits, Engine
     from nats_stream_source.delta.rules.layout import Deletes
     from nats_stream_source.delta.spark.debezium import DebeziumChanges, debezium_changes
     from nats_stream_source.delta.spark.follow import follow
@@ -58,7 +57,7 @@ __all__ = [
 ]
 
 MODULES = {
-    "AutoLimits": "nats_stream_source.delta.limits",
+    "AutoLimits": "nats_stream_source.delta.location",
     "DebeziumChanges": "nats_stream_source.delta.spark.debezium",
     "Deletes": "nats_stream_source.delta.rules.layout",
     "Engine": "nats_stream_source.delta.location",

@@ -154,6 +154,27 @@ class TableLocation:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class AutoLimits:
+    """Up to which size of the index ``engine="auto"`` takes the driver; None for no limit.
+
+    Attributes:
+        index_bytes: size of the index of keys in the driver's memory: 56 bytes for each key and the
+            bytes of the key. With ``engine="driver"`` it applies if ``limits`` are given.
+    """
+
+    index_bytes: int | None = 1 << 30
+
+    def __post_init__(self) -> None:
+        value = self.index_bytes
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, int) or value < 1
+        ):
+            raise ConfigurationError(
+                f"invalid argument: index_bytes is {value!r}, expected an integer from 1, or None"
+            )
+
+
 def is_path(table: str) -> bool:
     """Whether ``table`` is a path or URI instead of a name in the catalog."""
     if "`" in table:

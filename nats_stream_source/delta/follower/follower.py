@@ -32,7 +32,6 @@ from nats_stream_source.jetstream.stream_identity import StreamChangedError
 from nats_stream_source.jetstream.subjects import stream_of
 from nats_stream_source.logs import field_logger
 from nats_stream_source.options import KvOptions, Mode, kv_options
-from nats_stream_source.rows.arrow import arrow_schema
 from nats_stream_source.rows.kv import KvFormat
 
 _log = field_logger(__name__)
@@ -174,8 +173,7 @@ class Follower:
         self, connection: SharedConnection, thread: ThreadPoolExecutor, *, once: bool
     ) -> None:
         position = PositionLog(self.stream, self._query)
-        columns = arrow_schema("nats_kv", self._options.added_columns)
-        table = FollowedTable(self.location, self._rules, columns, position, self._upkeep)
+        table = FollowedTable(self.location, self._rules, self._options, position, self._upkeep)
         self._run = Run(
             self._adapter,
             table,

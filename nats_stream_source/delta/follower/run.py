@@ -377,14 +377,7 @@ class Run:
         filters = self._scope.filters if self._options.keys else ()
         prefix = self._scope.prefix
         keys = [one.removeprefix(prefix) for one in filters]
-        await self._in_thread(
-            self._table.delete_unseen,
-            pa.chunked_array(seen, pa.string()),
-            self._bucket,
-            keys,
-            self._options.connection,
-            self._options.codec,
-        )
+        await self._in_thread(self._table.delete_unseen, pa.chunked_array(seen, pa.string()), keys)
 
     async def _verify_gaps(self) -> None:
         """Report messages that aged out before they were read, where all are required."""

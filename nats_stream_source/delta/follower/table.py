@@ -14,7 +14,6 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nats_stream_source.connection.settings import ConnectionSettings
 from nats_stream_source.delta.compare_with_bucket import compare_with_bucket
 from nats_stream_source.delta.conflicts import retry_conflicts
 from nats_stream_source.delta.driver.engine import DriverEngine
@@ -33,8 +32,9 @@ from nats_stream_source.delta.rules.order import DecidingEvents
 from nats_stream_source.delta.tables import EngineRefusedError, TableChangedError
 from nats_stream_source.delta.upkeep import Upkeep
 from nats_stream_source.errors import ConfigurationError
-from nats_stream_source.jetstream.kv.codec import KvCodec
 from nats_stream_source.jetstream.subjects import filter_pattern
+from nats_stream_source.options import KvOptions
+from nats_stream_source.rows.arrow import arrow_schema
 from nats_stream_source.rows.offsets import Position
 
 _T = TypeVar("_T")
@@ -46,7 +46,7 @@ class FollowedTable:
     Args:
         location: of the table.
         rules: how entries change it.
-        columns: of the entries.
+        options: of the bucket.
         position: of the follower, in the table's log.
         upkeep: what is due after a commit; None for no upkeep.
     """
@@ -55,7 +55,7 @@ class FollowedTable:
         self,
         location: TableLocation,
         rules: ChangeRules,
-        columns: pa.Schema,
+        options: KvOptions,
         position: PositionLog,
         upkeep: Upkeep | None,
     ) -> None:
@@ -64,6 +64,8 @@ class FollowedTable:
         self._upkeep = upkeep
         storage = TableStorage(location.name, location.uri, location.storage_options)
         self._engine = DriverEngine(storage, position=position)
+        self._options = options
+        columns = arrow_schema("nats_kv", options.added_columns)
         selected = rules.selected(columns.names)
         self._columns = pa.schema([columns.field(name) for name in selected])
         order = ORDER_COLUMNS if rules.scd_type == 1 else (SEQUENCE,)
@@ -107,14 +109,7 @@ class FollowedTable:
             events.add(batch.select(self._columns.names))
         return self._merge(EventBatch(self._shape, EventTable(events.table())))
 
-    def delete_unseen(
-        self,
-        seen: pa.ChunkedArray,
-        bucket: str,
-        filters: Sequence[str],
-        settings: ConnectionSettings,
-        codec: KvCodec,
-    ) -> None:
+    def delete_unseen(self, seen: pa.ChunkedArray, filters: Sequence[str]) -> None:
         """Delete the rows whose keys were not among the initial values, and that the bucket lacks.
 
         Each of these keys is requested from the stream leader: one that was written since then is
@@ -125,6 +120,9 @@ class FollowedTable:
             filters: of the keys that are followed; empty for all.
         """
         matches = re.compile(filter_pattern(filters)) if filters else None
+        codec, settings = self._options.codec, self._options.connection
+        bucket, deletes = self._options.bucket, self._shape.layout.deletes
+        assert bucket is not None
 
         def unseen(rows: pa.Table) -> pa.Table:
             rows = rows.filter(pc.invert(pc.is_in(rows["key"], value_set=seen.combine_chunks())))
@@ -134,7 +132,6 @@ class FollowedTable:
             return rows.filter(pa.array([bool(matches.match(key)) for key in keys], pa.bool_()))
 
         self.position.next, self.position.required = None, False
-        deletes = self._shape.layout.deletes
         self._changed(
             lambda: compare_with_bucket(
                 self._engine, self.name, bucket, settings, codec, deletes, unseen

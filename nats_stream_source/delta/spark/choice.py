@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pyspark.sql import SparkSession
 
 from nats_stream_source.delta.conflicts import retry_conflicts
-from nats_stream_source.delta.limits import AutoLimits
-from nats_stream_source.delta.location import TableLocation, driver_installed, scheme_of
+from nats_stream_source.delta.location import AutoLimits, TableLocation, driver_installed, scheme_of
 from nats_stream_source.delta.spark import session
 from nats_stream_source.delta.tables import Engine, EngineRefusedError, TableChangedError
 from nats_stream_source.errors import ConfigurationError, MissingPackageError

@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, TypedDict
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from nats_stream_source.delta.limits import AutoLimits
-from nats_stream_source.delta.location import Engine, TableArgument, TableLocation
+from nats_stream_source.delta.location import AutoLimits, Engine, TableArgument, TableLocation
 from nats_stream_source.delta.rules.arguments import ChangeRules, ScdType
 from nats_stream_source.delta.rules.layout import Deletes, Layout
 from nats_stream_source.delta.schema import validate_names

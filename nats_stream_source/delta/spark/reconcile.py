@@ -8,9 +8,8 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from nats_stream_source.delta.compare_with_bucket import ReconcileResult, compare_with_bucket
-from nats_stream_source.delta.limits import AutoLimits
+from nats_stream_source.delta.location import AutoLimits, TableArgument, TableLocation
 from nats_stream_source.delta.location import Engine as EngineName
-from nats_stream_source.delta.location import TableArgument, TableLocation
 from nats_stream_source.delta.rules.layout import Deletes, validate_deletes
 from nats_stream_source.delta.spark.choice import EngineChoice
 from nats_stream_source.delta.tables import Engine
