@@ -83,9 +83,12 @@ class Chunk:
 
     def add_stored(self, index: NDArray[np.int64] | slice) -> int:
         """Note that messages are stored; returns how many of them were not known to be."""
-        before = np.count_nonzero(self.stored)
+        part = index
+        if not isinstance(part, slice):
+            part = slice(int(part.min()), int(part.max()) + 1)
+        before = np.count_nonzero(self.stored[part])
         self.stored[index] = True
-        return int(np.count_nonzero(self.stored) - before)
+        return int(np.count_nonzero(self.stored[part]) - before)
 
     def advance(self) -> bool:
         """Move ``base`` behind the messages that are done; returns whether it moves."""
