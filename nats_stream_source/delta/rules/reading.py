@@ -33,8 +33,8 @@ class Reader(Protocol):
 
         Args:
             keys: the key columns, with a key at most once. If they have a column ``__SEQUENCE``,
-                rows of a key that are before the last one that begins before this sequence may be
-                left out: an event with the sequence of a row can go on with the row before.
+                rows of a key may be left out that end before this sequence, or are before the last
+                one that begins before it: an event at the end of a row can go on with this row.
         """
 
     def read(self, slots: Integers, columns: Sequence[str]) -> pa.Table:

@@ -1,30 +1,71 @@
-"""Engine ``"spark"``: finds or creates a table, and changes it by Delta Lake's MERGE."""
+"""Engine ``"spark"``: the rule in this process, its changes by Delta Lake's MERGE.
+
+**Steps**, for each part of a batch (:mod:`collect`). 1. Read the rows of its keys; of a bucket's
+entries, only their keys and order. 2. The rule computes the changes, and reads the state of the
+keys if the table has one. 3. MERGE the state, then the table. A MERGE without changes is left out;
+if only the state has changed, that of the table commits a version without changes.
+
+**Other writers.** Delta's MERGE does not compare with the version that step 1 has read. So each
+change carries what was read of its row, and the MERGE fails if the table has another one meanwhile.
+Then all is computed again from the newest version; with a state table after any other commit in
+between, too: the rows and the state have the events of both writers, so the second time is right. A
+part of the changes would not do: a row of this writer can begin where one of the other's ends, by a
+delete that only this end shows.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
+from operator import and_
 
+import numpy as np
 import pyarrow as pa
 from delta.tables import DeltaTable
-from pyspark.errors import AnalysisException
-from pyspark.sql import SparkSession
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import Column, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
 from nats_stream_source.delta.conflicts import retry_conflicts
-from nats_stream_source.delta.merge_result import MergeResult
-from nats_stream_source.delta.rules.events import EventTable
-from nats_stream_source.delta.rules.layout import Layout, state_name
-from nats_stream_source.delta.schema import require_storable_names
-from nats_stream_source.delta.spark.collect import DataFrameSource
-from nats_stream_source.delta.spark.columns import spark_schema
-from nats_stream_source.delta.spark.executor import CommittedMeanwhileError, Merge
-from nats_stream_source.delta.spark.rows import require_valid_rows
-from nats_stream_source.delta.spark.session import exact_settings
+from nats_stream_source.delta.merge_result import MergeResult, newest_created
+from nats_stream_source.delta.rules.changes import changes_of, require_valid
+from nats_stream_source.delta.rules.events import EventShape
+from nats_stream_source.delta.rules.layout import (
+    DELETED_COLUMN,
+    SEQUENCE,
+    Layout,
+    state_name,
+)
+from nats_stream_source.delta.rules.order import positions_in
+from nats_stream_source.delta.rules.reading import Integers
+from nats_stream_source.delta.schema import (
+    OWN_PREFIX,
+    require_storable_names,
+    stored_field,
+    type_parts,
+)
+from nats_stream_source.delta.spark.columns import quote, spark_schema
+from nats_stream_source.delta.spark.session import (
+    SKIPS_EMPTY_COMMITS,
+    exact_settings,
+    temporary_settings,
+)
 from nats_stream_source.delta.spark.table import SparkTable
 from nats_stream_source.delta.spark.upkeep import CONFLICTS, upkeep_after_spark_commit
 from nats_stream_source.delta.tables import Engine, FoundTables, not_a_table_error
 from nats_stream_source.delta.upkeep import Upkeep
 
 _NOT_A_TABLE = ("DELTA_MISSING_DELTA_TABLE", "DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION")
+_CHANGED = "another writer has changed the rows meanwhile"
+
+# Of a row in a MERGE: whether it is removed, and the row of the table as it was read.
+_REMOVED, _READ = OWN_PREFIX + "removed", OWN_PREFIX + "read"
+
+
+class CommittedMeanwhileError(Exception):
+    """Another writer has changed the table since its rows were read."""
 
 
 class SparkEngine(Engine[SparkTable]):
@@ -63,35 +104,43 @@ class SparkEngine(Engine[SparkTable]):
         return state
 
     def _merge(self, found: FoundTables[SparkTable], upkeep: Upkeep | None) -> MergeResult:
-        shape, spark, source = found.shape, self._spark, found.source
-        events = shape.target
-        assert events is not None  # the shape is fitted to the table
+        shape = found.shape
+        assert shape.target is not None  # the shape is fitted to the table
         if found.table is not None:
             found.table.require_mergeable()
-            found.table.with_columns(list(shape.layout.table_schema(events)))
+            found.table.with_columns(list(shape.layout.table_schema(shape.target)))
         if found.state is not None:
-            found.state.with_columns(list(shape.layout.state_schema(events)))
-        if isinstance(source, DataFrameSource):
-            frame = source.frame
-        else:
-            assert isinstance(source, EventTable)
-            frame = spark.createDataFrame(source.rows)
-        # Read once, and with the settings of the session: the rows are the user's.
-        frame = frame.persist()
-        try:
-            require_valid_rows(frame, shape)
-            with exact_settings(spark):
-                table, state = self._created(found, upkeep)
-                merge = Merge(self._name, frame, shape, table, state)
-                conflicts = (*CONFLICTS, CommittedMeanwhileError)
-                result, recorded = retry_conflicts(merge.run, self._name, conflicts)
-        finally:
-            frame.unpersist()
+            found.state.with_columns(list(shape.layout.state_schema(shape.target)))
+        result: MergeResult | None = None
+        tables: tuple[SparkTable, SparkTable | None] | None = None
+        for rows in found.source.parts(shape):
+            events = shape.events(rows, self._name)
+            require_valid(events, shape.layout)
+            # The batch is read with the settings of the session: its rows are the user's.
+            with exact_settings(self._spark):
+                tables = tables or self._created(found, upkeep)
+                merged = self._merged(events, shape, *tables, upkeep)
+            result = merged if result is None else result + merged
+        assert result is not None  # also an empty batch is a part
+        return result
+
+    def _merged(
+        self,
+        events: pa.Table,
+        shape: EventShape,
+        table: SparkTable,
+        state: SparkTable | None,
+        upkeep: Upkeep | None,
+    ) -> MergeResult:
+        conflicts = (*CONFLICTS, CommittedMeanwhileError)
+        result, recorded = retry_conflicts(
+            lambda: _merge_events(self._spark, events, shape, table, state), self._name, conflicts
+        )
         if upkeep and recorded and state is not None:
-            upkeep_after_spark_commit(spark, state.target, upkeep, self._name)
+            upkeep_after_spark_commit(self._spark, state.target, upkeep, self._name)
         if not (upkeep and result.changed):
             return result
-        maintained = upkeep_after_spark_commit(spark, table.target, upkeep, self._name)
+        maintained = upkeep_after_spark_commit(self._spark, table.target, upkeep, self._name)
         return replace(result, maintained=maintained)
 
     def _state(self) -> SparkEngine:
@@ -113,3 +162,160 @@ class SparkEngine(Engine[SparkTable]):
                 raise
             raise not_a_table_error(name) from error
         return SparkTable(self._spark, name, path)
+
+
+class _RowsOfKeys:
+    """A :class:`nats_stream_source.delta.rules.reading.Reader` of the rows of one set of keys.
+
+    Args:
+        table: the table, or its state table.
+        columns: those that are read.
+        keys: the names of the key columns.
+    """
+
+    def __init__(self, table: SparkTable, columns: Sequence[str], keys: Sequence[str]) -> None:
+        self._table = table
+        self._columns = columns
+        self._keys = list(keys)
+        self._rows: pa.Table | None = None
+
+    def rows(self, keys: pa.Table) -> pa.Table:
+        """The rows; the first call reads those of its keys, see :meth:`Reader.of_keys`."""
+        if self._rows is None:
+            self._rows = self._table.rows_of_keys(keys, self._keys, self._columns)
+        return self._rows
+
+    def find(self, keys: pa.Table) -> Integers:
+        return positions_in(keys, self.rows(keys), self._keys)
+
+    def of_keys(self, keys: pa.Table) -> Integers:
+        return np.flatnonzero(positions_in(self.rows(keys), keys, self._keys) >= 0)
+
+    def read(self, slots: Integers, columns: Sequence[str] | None = None) -> pa.Table:
+        assert self._rows is not None  # the slots are of its rows
+        rows = self._rows.select(list(self._columns if columns is None else columns))
+        return rows.take(pa.array(np.maximum(slots, 0), mask=slots < 0))
+
+
+def _merge_events(
+    spark: SparkSession,
+    events: pa.Table,
+    shape: EventShape,
+    table: SparkTable,
+    state: SparkTable | None,
+) -> tuple[MergeResult, bool]:
+    """What has changed in the table, and whether the state table has changed."""
+    layout = shape.layout
+    if not len(events):
+        return MergeResult("spark"), False
+    version = None if state is None else table.version()
+    known = layout.table_schema(events.schema).names
+    if layout.entries:  # a tie of other events is decided by all values
+        known = [name for name in known if name in (*layout.identified, DELETED_COLUMN)]
+    rows, recorded = _RowsOfKeys(table, known, layout.keys), None
+    rows.rows(events.select([*layout.keys, *([SEQUENCE] if layout.scd_type == 2 else [])]))
+    if state is not None:
+        recorded = _RowsOfKeys(state, layout.state_schema(events.schema).names, layout.keys)
+    changes = changes_of(events, layout, shape.tracked, rows, recorded)
+    if state is not None and recorded is not None and len(changes.state):
+        identity = layout.state("state").identity
+        before = recorded.read(positions_in(changes.state, recorded.rows(events), identity))
+        _merge_as_read(spark, state, changes.state, before, before[:0], identity)
+    if not (len(changes) or len(changes.state)):
+        return MergeResult("spark", contradictions=changes.contradictions), False
+    before, gone = rows.read(changes.replaced), rows.read(changes.removed)
+    # A MERGE without changes commits, too: so the state's change is a conflict for others, and
+    # the next version is this writer's own.
+    with temporary_settings(spark, {SKIPS_EMPTY_COMMITS: "false"}):
+        merged = _merge_as_read(spark, table, changes.upserts, before, gone, layout.identity)
+    vanished = merged.num_inserted_rows + merged.num_updated_rows != len(changes.upserts)
+    if vanished or (version is not None and table.version() != version + 1):
+        raise CommittedMeanwhileError(_CHANGED)
+    return MergeResult(
+        "spark",
+        merged.num_inserted_rows,
+        merged.num_updated_rows,
+        merged.num_deleted_rows,
+        newest=newest_created(events) if len(changes) else None,
+        contradictions=changes.contradictions,
+    ), bool(len(changes.state))
+
+
+def _merge_as_read(
+    spark: SparkSession,
+    table: SparkTable,
+    upserts: pa.Table,
+    before: pa.Table,
+    gone: pa.Table,
+    identity: Sequence[str],
+) -> Row:
+    """Upsert and remove rows in one MERGE; returns its counts.
+
+    Args:
+        spark: the session.
+        table: the table, or its state table.
+        upserts: rows of the table.
+        before: the row that each upsert replaces, as it was read; nulls for none.
+        gone: the rows that are removed, as they were read.
+        identity: the columns that identify a row.
+
+    Raises:
+        CommittedMeanwhileError: a row is another one meanwhile; nothing is changed.
+    """
+    read = pa.schema([stored_field(table.schema.field(name)) for name in before.column_names])
+    written = [stored_field(table.schema.field(name)) for name in upserts.column_names]
+    schema = pa.schema([(_REMOVED, pa.bool_()), *written, (_READ, pa.struct(list(read)))])
+
+    def part(rows: pa.Table, known: pa.Table, removed: bool) -> pa.Table:
+        columns = [known[field.name].cast(field.type).combine_chunks() for field in read]
+        return pa.table(
+            [
+                pa.array(np.full(len(rows), removed)),
+                *(
+                    rows[field.name].cast(field.type)
+                    if field.name in rows.column_names
+                    else pa.nulls(len(rows), field.type)
+                    for field in written
+                ),
+                pa.StructArray.from_arrays(columns, fields=list(read)),
+            ],
+            schema=schema,
+        )
+
+    changed = pa.concat_tables([part(upserts, before, False), part(gone, gone, True)])
+    columns: dict[str, str | Column] = {
+        quote(name): F.col(f"s.{quote(name)}") for name in upserts.column_names
+    }
+    key, removed = quote(identity[0]), F.col(f"s.{_REMOVED}")
+    same = reduce(and_, map(_as_read, read))
+    # Delta evaluates a condition for all rows, also for those of one side only.
+    matched = F.col(f"t.{key}").isNotNull() & F.col(f"s.{key}").isNotNull()
+    fails = F.raise_error(F.lit(_CHANGED)).cast("boolean")
+    as_read = F.when(same, F.lit(True)).when(matched, fails).otherwise(F.lit(False))
+    source = spark.createDataFrame(changed, spark_schema(schema))
+    equal = (F.col(f"t.{quote(name)}") == F.col(f"s.{quote(name)}") for name in identity)
+    merger = (
+        table.target.alias("t")
+        .merge(source.alias("s"), reduce(and_, equal))
+        .whenMatchedDelete(removed & as_read)
+        .whenMatchedUpdate(~removed & as_read, columns)
+        .whenNotMatchedInsert(~removed & F.col(f"s.{_READ}.{key}").isNull(), columns)
+    )
+    try:
+        counts = merger.execute().first()
+    except (PySparkException, Py4JJavaError) as error:
+        # Other errors show the plan, which has the text, too.
+        if f"[USER_RAISED_EXCEPTION] {_CHANGED}" in str(error):
+            raise CommittedMeanwhileError(_CHANGED) from error
+        raise
+    assert counts is not None  # Delta's MERGE returns one row of counts
+    return counts
+
+
+def _as_read(field: pa.Field) -> Column:
+    """Whether a column of the row has the value that was read; null equals null."""
+    name = quote(field.name)
+    now, before = F.col(f"t.{name}"), F.col(f"s.{_READ}.{name}")
+    if any(pa.types.is_map(kind) for kind in type_parts(field.type)):  # two cannot be compared
+        now, before = F.to_json(F.struct(now)), F.to_json(F.struct(before.alias(field.name)))
+    return now.eqNullSafe(before)

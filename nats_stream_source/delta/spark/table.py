@@ -19,7 +19,7 @@ from pyspark.sql.types import BinaryType, StructType
 
 from nats_stream_source.delta.conflicts import retry_conflicts
 from nats_stream_source.delta.refused import COLUMN, PARTITION, PROPERTY, row
-from nats_stream_source.delta.rules.layout import Layout, layout_of
+from nats_stream_source.delta.rules.layout import END, SEQUENCE, Layout, layout_of
 from nats_stream_source.delta.rules.reading import Where
 from nats_stream_source.delta.schema import (
     has_ntz,
@@ -29,7 +29,7 @@ from nats_stream_source.delta.schema import (
     widened_columns,
     with_new_columns,
 )
-from nats_stream_source.delta.spark.columns import arrow_schema, quote, spark_field
+from nats_stream_source.delta.spark.columns import arrow_schema, quote, spark_field, spark_schema
 from nats_stream_source.delta.spark.session import exact_settings
 from nats_stream_source.delta.spark.upkeep import CONFLICTS, maintain_by_spark, newest_version
 from nats_stream_source.delta.tables import TableChangedError
@@ -188,6 +188,28 @@ class SparkTable:
             frame = frame.where(reduce(and_, conditions))
         with exact_settings(self._spark):
             return frame.select(*map(quote, columns)).toArrow()
+
+    def rows_of_keys(self, of: pa.Table, keys: Sequence[str], columns: Sequence[str]) -> pa.Table:
+        """Columns of the rows of keys.
+
+        Args:
+            of: the keys, in any number; with their sequences, rows that end before these, or are
+                recorded for an earlier one, are left out.
+            keys: the names of the key columns.
+            columns: of the table.
+        """
+        conditions = [F.col(f"t.{quote(name)}") == F.col(f"k.{quote(name)}") for name in keys]
+        if SEQUENCE in of.column_names:
+            sequence = F.col(f"k.{SEQUENCE}")
+            if END in self.schema.names:
+                end = F.col(f"t.{END}")
+                conditions.append(end.isNull() | (end >= sequence))
+            else:
+                conditions.append(F.col(f"t.{SEQUENCE}") >= sequence)
+        # Of the size of the keys Spark knows nothing, and would sort the table to join it.
+        wanted = F.broadcast(self._spark.createDataFrame(of, spark_schema(of.schema)).alias("k"))
+        found = self.target.toDF().alias("t").join(wanted, reduce(and_, conditions), "left_semi")
+        return found.select(*(F.col(f"t.{quote(name)}") for name in columns)).toArrow()
 
     def maintain(self, upkeep: Upkeep) -> MaintenanceResult:
         """See :class:`nats_stream_source.delta.tables.Table`."""

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from nats_stream_source.delta.merge_result import MergeResult
 from nats_stream_source.delta.rules.arguments import ChangeRules
-from nats_stream_source.delta.spark import executor
+from nats_stream_source.delta.spark import engine as spark_engine
 from nats_stream_source.delta.spark.batch import batch_of
 from nats_stream_source.delta.spark.collect import Collector
 from nats_stream_source.delta.spark.engine import SparkEngine
@@ -54,7 +54,7 @@ def merge(spark: SparkSession, table: Path) -> MergeBySpark:
 def _before_merge(monkeypatch: pytest.MonkeyPatch, *happenings: Callable[[], object]) -> list[str]:
     """Let something happen between the reading of rows and each MERGE; returns the MERGEs."""
     merged: list[str] = []
-    merge_as_read = executor._merge_as_read
+    merge_as_read = spark_engine._merge_as_read
 
     def run(*arguments: Any) -> Any:
         merged.append("MERGE")
@@ -62,7 +62,7 @@ def _before_merge(monkeypatch: pytest.MonkeyPatch, *happenings: Callable[[], obj
             happenings[len(merged) - 1]()
         return merge_as_read(*arguments)
 
-    monkeypatch.setattr(executor, "_merge_as_read", run)
+    monkeypatch.setattr(spark_engine, "_merge_as_read", run)
     return merged
 
 

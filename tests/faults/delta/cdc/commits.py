@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nats_stream_source.delta.driver.log import DeltaLog
-from nats_stream_source.delta.spark import executor, table
+from nats_stream_source.delta.spark import engine, table
 from nats_stream_source.delta.spark.engine import SparkEngine
 
 # The functions that commit, of each engine: to the table or its state table, the creation, and new
@@ -17,7 +17,7 @@ _COMMITTING: tuple[tuple[Any, str], ...] = (
     (DeltaLog, "put"),
     (SparkEngine, "_create"),
     (table, "retry_conflicts"),
-    (executor, "_merge_as_read"),
+    (engine, "_merge_as_read"),
 )
 
 

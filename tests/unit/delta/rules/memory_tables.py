@@ -69,7 +69,11 @@ class MemoryTable:
         for _, row in rows:
             if row[start] < since[row["key"]]:
                 first[row["key"]] = max(first.get(row["key"], row[start]), row[start])
-        return [n for n, row in rows if row[start] >= first.get(row["key"], since[row["key"]])]
+        kept = [(n, r) for n, r in rows if r[start] >= first.get(r["key"], since[r["key"]])]
+        if random.random() < 0.5:
+            return [n for n, row in kept]
+        last = END if END in self.schema.names else SEQUENCE
+        return [n for n, row in kept if (end := row[last]) is None or end >= since[row["key"]]]
 
 
 class MemoryTables:
