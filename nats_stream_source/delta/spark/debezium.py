@@ -9,8 +9,9 @@ when the snapshot began has a smaller lsn than the snapshot.
 **Unavailable values.** Postgres does not log a large value that an UPDATE left unchanged. Debezium
 sends a placeholder instead, in the form of the column's type. ``_unavailable`` names these columns.
 
-**One pass.** The rows are parsed below ``observe``, which Spark moves no filter through, so that
-each message is parsed once.
+**One pass.** A message is parsed once, into the texts of its values: a text can be a placeholder,
+and which texts are values of a type is decided here. The rows are parsed below ``observe``, which
+Spark moves no filter through.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import re
 import uuid
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
@@ -27,6 +27,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import (
     ArrayType,
+    BinaryType,
     DataType,
     DateType,
     DecimalType,
@@ -53,24 +54,18 @@ CHANGE_COLUMNS = ("_operation", "_lsn", "_sequence", "_unavailable")
 _REQUIRED_COLUMNS = ("subject", "data", "sequence")
 _REASON = "_reason"
 _EVENT, _KIND, _MISSING = "_debezium_event", "_debezium_kind", "_debezium_missing"
-_TEXTS = "_debezium_texts"
-_CORRUPT_RECORD = "_corrupt_record"
+_TEXTS, _VALUES = "_debezium_texts", "_debezium_values"
 
 _CHANGE, _SKIPPED, _TRUNCATE = "change", "skipped", "truncate"
 
-# Debezium's ISO strings of DATE and TIMESTAMP WITHOUT TIME ZONE end with "Z".
-_FORMATS = {
-    "dateFormat": "yyyy-MM-dd[XXX]",
-    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss[.SSSSSS]['Z']",
-}
-
+_CORRUPT = StructField("_corrupt_record", StringType())
+_JSON = {"columnNameOfCorruptRecord": _CORRUPT.name}
 
 # Debezium's default for times is a number (of microseconds, of days), for decimals the Base64 of
 # their bytes, which can consist of digits.
 _TIME = r"^[+-]?\d{4,}-\d\d-\d\d[T ]\d\d:\d\d"
 _DATE = r"^[+-]?\d{4,}-\d\d-\d\d"
 _DECIMAL = r"^(?!(\d{4})+$)"
-_FINITE = r"(?i)inf"  # of an infinite FLOAT: other numbers are too large
 _INFINITE = float("inf")
 
 
@@ -130,19 +125,34 @@ def debezium_changes(
     """
     columns = _struct(schema)
     _validate(messages, columns, keys, truncate)
-    text = sf.col("data").cast("string")
+    names = columns.names
     placeholders = _placeholders(unavailable_value)
-    # A placeholder is not a value of a DECIMAL. As a whole value it follows a colon; inside of
-    # another string its quotes are escaped.
-    values = sf.regexp_replace(text, rf':\s*"{re.escape(unavailable_value)}"', ":null")
-    events = messages.select(
-        "*",
-        _event(values, columns, keys).alias(_EVENT),
-        _unavailable(text, columns, keys, placeholders).alias(_MISSING),
-        _texts(values, columns).alias(_TEXTS),
+    op, old, new = _field("op"), _field("before"), _field("after")
+    # Of an old row only the key is used: without REPLICA IDENTITY FULL the rest is made up.
+    texts = [
+        sf.when(op == "d", old[name] if name in keys else None).otherwise(new[name]).alias(name)
+        for name in names
+    ]
+    missing = [
+        sf.when(sf.col(_TEXTS)[name].isin(*placeholders), sf.lit(name))
+        for name in names
+        if name not in keys
+    ]
+    values = [
+        sf.when(
+            ~sf.array_contains(sf.col(_MISSING), name),
+            _value_of(sf.col(_TEXTS)[field.name], field.dataType),
+        ).alias(name)
+        for name, field in zip(names, columns.fields, strict=True)
+    ]
+    rows = (
+        messages.select("*", _event(names, keys).alias(_EVENT))
+        .select("*", sf.struct(*texts).alias(_TEXTS))
+        .select("*", sf.array_compact(sf.array(*missing).cast("array<string>")).alias(_MISSING))
+        .select("*", sf.struct(*values).alias(_VALUES))
+        .select("*", _kind(names, keys, truncate).alias(_KIND))
     )
-    kinds = events.select("*", _kind(columns, keys, truncate).alias(_KIND))
-    observed = kinds.observe(
+    observed = rows.observe(
         "debezium_changes",
         sf.count_if(_kind_is(_CHANGE)).alias("changes"),
         sf.count_if(_kind_is(_SKIPPED)).alias("skipped"),
@@ -150,7 +160,15 @@ def debezium_changes(
         sf.count_if(~_kind_is(_CHANGE, _SKIPPED, _TRUNCATE)).alias("corrupt"),
     )
     return DebeziumChanges(
-        observed.filter(_kind_is(_CHANGE)).select(*_changed_row(columns, keys)),
+        observed.filter(_kind_is(_CHANGE)).select(
+            *(sf.col(_VALUES)[name].alias(name) for name in names),
+            op.alias("_operation"),
+            sf.when(op == "r", sf.lit(0).cast("bigint"))
+            .otherwise(_field("source")["lsn"])
+            .alias("_lsn"),
+            sf.col("sequence").alias("_sequence"),
+            sf.col(_MISSING).alias("_unavailable"),
+        ),
         observed.filter(~_kind_is(_CHANGE, _SKIPPED, _TRUNCATE)).select(
             *(quote(column) for column in messages.columns),
             sf.col(_KIND).alias(_REASON),
@@ -199,28 +217,21 @@ def _validate(
             )
 
 
-def _event(text: Column, columns: StructType, keys: Sequence[str]) -> Column:
-    """The envelope of a message; null if the message is not an object."""
+def _event(names: Sequence[str], keys: Sequence[str]) -> Column:
+    """The envelope of a message, with the texts of the values; null if it is not an object."""
     envelope = [
-        # Of an old row only the key is used: without REPLICA IDENTITY FULL the rest is made up.
-        StructField("before", _nullable(columns, keys)),
-        StructField("after", _nullable(columns, columns.names)),
+        StructField("before", _texts([name for name in names if name in keys])),
+        StructField("after", _texts(names)),
         StructField("source", StructType([StructField("lsn", LongType())])),
         StructField("op", StringType()),
         StructField("ts_ms", LongType()),
     ]
-    schema = StructType(
-        [
-            *envelope,
-            StructField("payload", StructType(envelope)),
-            StructField(_CORRUPT_RECORD, StringType()),
-        ]
-    )
-    return sf.from_json(text, schema, {"columnNameOfCorruptRecord": _CORRUPT_RECORD, **_FORMATS})
+    schema = StructType([*envelope, StructField("payload", StructType(envelope)), _CORRUPT])
+    return sf.from_json(sf.col("data").cast("string"), schema, _JSON)
 
 
-def _nullable(columns: StructType, names: Sequence[str]) -> StructType:
-    return StructType([StructField(name, columns[name].dataType, True) for name in names])
+def _texts(names: Sequence[str]) -> StructType:
+    return StructType([StructField(name, StringType()) for name in names])
 
 
 def _field(name: str) -> Column:
@@ -229,60 +240,38 @@ def _field(name: str) -> Column:
     return sf.coalesce(event["payload"][name], event[name])
 
 
-def _texts(text: Column, columns: StructType) -> Column:
-    """The values of the new and of the old row as texts; null if no type is checked."""
-    texts = [StructField(row, MapType(StringType(), StringType())) for row in ("before", "after")]
-    if not any(_pattern(field.dataType) for field in columns.fields):
-        return sf.lit(None).cast(StructType(texts))
-    parsed = sf.from_json(text, StructType([*texts, StructField("payload", StructType(texts))]))
-    return sf.struct(
-        *(sf.coalesce(parsed["payload"][f.name], parsed[f.name]).alias(f.name) for f in texts)
-    )
+def _value_of(text: Column, kind: DataType) -> Column:
+    """The value with this text; null if it is not one of the type.
 
-
-def _pattern(kind: DataType) -> str | None:
-    """What the text of a value is like; None for a type whose values Spark does not misread."""
+    A cast alone takes a number for a year, or a time for one of today.
+    """
+    if isinstance(kind, StringType):
+        return text
+    if isinstance(kind, BinaryType):
+        return sf.try_to_binary(text, sf.lit("base64"))
     if isinstance(kind, ArrayType):
-        return _pattern(kind.elementType)
-    if isinstance(kind, (TimestampType, TimestampNTZType)):
-        return _TIME  # Spark reads a number as seconds, and a time as one of today
-    if isinstance(kind, DateType):
-        return _DATE
+        part, parts = kind.elementType, sf.from_json(text, "array<string>")
+        wrong = sf.exists(parts, lambda one: one.isNotNull() & _value_of(one, part).isNull())
+        return sf.when(~wrong, sf.transform(parts, lambda one: _value_of(one, part)))
+    if isinstance(kind, (MapType, StructType)):
+        schema = StructType([StructField("value", kind), _CORRUPT])
+        parsed = sf.from_json(sf.concat(sf.lit('{"value":'), text, sf.lit("}")), schema, _JSON)
+        return sf.when(parsed[_CORRUPT.name].isNull(), parsed["value"])
+    if isinstance(kind, (DateType, TimestampNTZType)):  # Debezium's end with "Z", too
+        text = sf.regexp_replace(text, "Z$", "")
+    value = text.try_cast(kind)
+    if isinstance(kind, (DateType, TimestampType, TimestampNTZType)):
+        return sf.when(text.rlike(_DATE if isinstance(kind, DateType) else _TIME), value)
     if isinstance(kind, DecimalType) and kind.scale:
-        return _DECIMAL
-    return _FINITE if isinstance(kind, FloatType) else None
+        return sf.when(text.rlike(_DECIMAL), value)
+    if isinstance(kind, FloatType):  # infinite for a number that is too large
+        return sf.when((sf.abs(value) != _INFINITE) | text.rlike("(?i)inf"), value)
+    return value
 
 
-def _misread(columns: StructType, keys: Sequence[str]) -> Column:
-    """The name of a column whose text Spark reads as another value; null if there is none."""
-    found: list[Column] = []
-    for field in columns.fields:
-        pattern = _pattern(field.dataType)
-        if pattern is None:
-            continue
-        rows = ["after", *(["before"] if field.name in keys else [])]
-        for row in rows:
-            text = sf.try_element_at(sf.col(_TEXTS)[row], sf.lit(field.name))
-            wrong = _unlike(text, pattern, in_array=isinstance(field.dataType, ArrayType))
-            used = (_field("op") == "d") if row == "before" else (_field("op") != "d")
-            known = ~sf.array_contains(sf.col(_MISSING), field.name)
-            found.append(sf.when(used & known & wrong, sf.lit(field.name)))
-    return sf.coalesce(*found) if found else sf.lit(None).cast("string")
-
-
-def _unlike(text: Column, pattern: str, *, in_array: bool) -> Column:
-    def unlike(value: Column) -> Column:
-        other = ~value.rlike(pattern)
-        return other & (sf.abs(value.try_cast("float")) == _INFINITE) if finite else other
-
-    finite = pattern == _FINITE
-    return sf.exists(sf.from_json(text, "array<string>"), unlike) if in_array else unlike(text)
-
-
-def _kind(columns: StructType, keys: Sequence[str], truncate: Truncate) -> Column:
+def _kind(names: Sequence[str], keys: Sequence[str], truncate: Truncate) -> Column:
     """What a message is: a change, something to skip, or else the reason why it is corrupt."""
-    event, op = sf.col(_EVENT), _field("op")
-    row = sf.when(op == "d", sf.lit("before")).otherwise(sf.lit("after"))
+    event, op, lsn = sf.col(_EVENT), _field("op"), _field("source")["lsn"]
     truncated: Column = sf.lit(_TRUNCATE)
     if truncate == "fail":
         truncated = sf.raise_error(
@@ -295,8 +284,8 @@ def _kind(columns: StructType, keys: Sequence[str], truncate: Truncate) -> Colum
         ).cast("string")
     kind = sf.when(sf.coalesce(sf.length("data"), sf.lit(0)) == 0, _SKIPPED)
     kind = kind.when(
-        event.isNull() | event[_CORRUPT_RECORD].isNotNull(),
-        "the payload is not a JSON object, or a value is not of the declared type",
+        event.isNull() | event[_CORRUPT.name].isNotNull(),
+        "the payload is not a JSON object, or a row in it is not",
     )
     kind = kind.when(
         op.isNull(),
@@ -304,15 +293,15 @@ def _kind(columns: StructType, keys: Sequence[str], truncate: Truncate) -> Colum
     )
     kind = kind.when(op == "t", truncated).when(op == "m", _SKIPPED)
     kind = kind.when(~op.isin("c", "u", "r", "d"), sf.concat(sf.lit("unknown 'op': "), op))
-    kind = kind.when((op != "r") & _field("source")["lsn"].isNull(), "the event has no source.lsn")
-    misread = _misread(columns, keys)
-    kind = kind.when(
-        misread.isNotNull(),
-        sf.concat(sf.lit("the value of '"), misread, sf.lit("' is not of the declared type")),
-    )
+    kind = kind.when((op != "r") & lsn.isNull(), "the event has no source.lsn")
+    for name in names:
+        wrong = sf.col(_TEXTS)[name].isNotNull() & sf.col(_VALUES)[name].isNull()
+        known = ~sf.array_contains(sf.col(_MISSING), name)
+        kind = kind.when(known & wrong, f"the value of '{name}' is not of the declared type")
+    row = sf.when(op == "d", sf.lit("before")).otherwise(sf.lit("after"))
     for key in keys:
         kind = kind.when(
-            _value(key).isNull(),
+            sf.col(_VALUES)[key].isNull(),
             sf.concat(sf.lit(f"the key column '{key}' is null or absent in '"), row, sf.lit("'")),
         )
     return kind.otherwise(_CHANGE)
@@ -320,33 +309,6 @@ def _kind(columns: StructType, keys: Sequence[str], truncate: Truncate) -> Colum
 
 def _kind_is(*kinds: str) -> Column:
     return sf.col(_KIND).isin(*kinds)
-
-
-def _value(key: str) -> Column:
-    """The value of a key column, in the new row or else in the deleted one."""
-    return sf.when(_field("op") == "d", _field("before")[key]).otherwise(_field("after")[key])
-
-
-def _changed_row(columns: StructType, keys: Sequence[str]) -> list[Column]:
-    row = []
-    for name in columns.names:
-        if name in keys:
-            value = _value(name)
-        else:
-            value = sf.when(
-                (_field("op") != "d") & ~sf.array_contains(sf.col(_MISSING), name),
-                _field("after")[name],
-            )
-        row.append(value.alias(name))
-    return [
-        *row,
-        _field("op").alias("_operation"),
-        sf.when(_field("op") == "r", sf.lit(0).cast("bigint"))
-        .otherwise(_field("source")["lsn"])
-        .alias("_lsn"),
-        sf.col("sequence").alias("_sequence"),
-        sf.col(_MISSING).alias("_unavailable"),
-    ]
 
 
 def _placeholders(value: str) -> list[str]:
@@ -367,20 +329,3 @@ def _placeholders(value: str) -> list[str]:
         ),
         json.dumps({value: value}, separators=(",", ":")),  # hstore
     ]
-
-
-def _unavailable(
-    text: Column, columns: StructType, keys: Sequence[str], placeholders: Sequence[str]
-) -> Column:
-    """The names of the columns whose value in the new row is a placeholder."""
-    raw = StructType([StructField("after", MapType(StringType(), StringType()))])
-    parsed = sf.from_json(text, StructType([*raw.fields, StructField("payload", raw)]))
-    after = sf.coalesce(parsed["payload"]["after"], parsed["after"])
-    names = sf.array(*(sf.lit(name) for name in columns.names if name not in keys)).cast(
-        "array<string>"
-    )
-    found = sf.filter(names, lambda name: sf.try_element_at(after, name).isin(*placeholders))
-    # A rare event, so the second parse is, too. Quotes of nested values are escaped or not.
-    marks = "|".join(re.escape(mark.strip('[]{}"')) for mark in placeholders if ":" not in mark)
-    nothing = sf.array().cast("array<string>")
-    return sf.when(text.rlike(marks), sf.coalesce(found, nothing)).otherwise(nothing)

@@ -257,13 +257,13 @@ def test_delete_has_key_only(messages: Any) -> None:
 
 
 def test_corrupt_messages_kept_aside_with_reason(messages: Any) -> None:
-    types = "the payload is not a JSON object, or a value is not of the declared type"
+    types = "the payload is not a JSON object, or a row in it is not"
     corrupt_messages = {
         "{": types,
         "[]": types,
         "5": types,
-        event("c", {"id": "one"}): types,
-        event("c", {"id": 3, "n": 2**40}): types,
+        event("c", {"id": "one"}): "the value of 'id' is not of the declared type",
+        event("c", {"id": 3, "n": 2**40}): "the value of 'n' is not of the declared type",
         event("c", "row"): types,
         "{}": "the event has no 'op'",
         '{"id": 1}': "the event has no 'op'",
