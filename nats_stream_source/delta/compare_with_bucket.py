@@ -35,16 +35,24 @@ and every message of the key up to that sequence was missing at *t*.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from nats_stream_source.connection.connection import ConnectionSettings
-from nats_stream_source.delta.missing_keys import difference_table, find_differences, table_rows
-from nats_stream_source.delta.rules.layout import Deletes, Layout
+from nats_stream_source.aio.tasks import gather_limited
+from nats_stream_source.connection.connection import Connection, ConnectionSettings
+from nats_stream_source.delta.merge_result import MergeResult
+from nats_stream_source.delta.rules.layout import (
+    DELETE,
+    REPLACES,
+    SEQUENCE,
+    TIME,
+    Deletes,
+    Layout,
+)
 from nats_stream_source.delta.rules.reconciled import (
     differences_of,
     has_entries_only,
@@ -53,12 +61,46 @@ from nats_stream_source.delta.rules.reconciled import (
     open_rows_where,
     require_entries,
 )
+from nats_stream_source.delta.schema import TIMESTAMP
 from nats_stream_source.delta.tables import Engine
-from nats_stream_source.errors import ConfigurationError
-from nats_stream_source.jetstream.kv.codec import KvCodec
+from nats_stream_source.errors import (
+    ConfigurationError,
+    DataLossError,
+    InvalidNameError,
+    MinLastSequenceError,
+)
+from nats_stream_source.jetstream.api import JetStream, StoredMessage
+from nats_stream_source.jetstream.kv.bucket import Bucket, bucket_stream_info
+from nats_stream_source.jetstream.kv.codec import NO_CODEC, KvCodec
+from nats_stream_source.jetstream.kv.other_messages import with_origin
+from nats_stream_source.jetstream.stream_identity import Identity, KnownStream, identify
+from nats_stream_source.jetstream.stream_info import StreamInfo
+from nats_stream_source.jetstream.times import nanoseconds, rfc3339
 from nats_stream_source.logs import field_logger
+from nats_stream_source.wire.header_columns import header_maps
+from nats_stream_source.wire.headers import operations
 
 _log = field_logger(__name__)
+
+_ORDER = pa.struct([("stream_created", TIMESTAMP), ("revision", pa.int64())])
+_EVENTS = pa.schema(
+    [
+        *(("key", pa.string()), ("value", pa.binary()), ("revision", pa.int64())),
+        *(("created", TIMESTAMP), ("operation", pa.string()), ("stream_created", TIMESTAMP)),
+        *(("headers", pa.binary()), (REPLACES, _ORDER), (SEQUENCE, _ORDER)),
+        *((DELETE, pa.bool_()), (TIME, TIMESTAMP)),
+    ]
+)
+_Event = dict[str, Any]
+"""A row of :data:`_EVENTS`; times are in microseconds since 1970."""
+
+
+class TableRow(NamedTuple):
+    """The identity and order of a table's row."""
+
+    key: str
+    stream_created: int  # microseconds since 1970
+    revision: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +153,13 @@ def compare_with_bucket(
         layout = Layout.of_entries(schema.names, deletes)
         layout.verify(name, None, schema, None)
     scanned = target.scan(open_row_columns(schema.names), open_rows_where(layout, bucket))
-    rows = table_rows(select(open_rows(scanned)))
+    rows = _table_rows(select(open_rows(scanned)))
     # In a separate thread, since the thread of a notebook already runs an event loop.
     with ThreadPoolExecutor(1) as thread:
         search = find_differences(rows, name, bucket, settings, codec)
         differences, last_seq = thread.submit(asyncio.run, search).result()
-    missing = [one for one in differences if one.operation != "PUT"]
-    older = [one for one in differences if one.operation == "PUT"]
+    missing = [one for one in differences if one[DELETE]]
+    older = [one for one in differences if not one[DELETE]]
     if older and not has_entries_only(layout, schema):
         _log.warning(
             "rows have a newer revision than the bucket, and their older value is unknown",
@@ -128,13 +170,14 @@ def compare_with_bucket(
             action="replay the bucket into a new table",
         )
         older = []
-    removed = replaced = 0
-    if missing:
-        events = differences_of(difference_table(missing), bucket, layout, schema)
-        removed = tables.merge(events, None).changed
+
+    def merged(of: list[_Event]) -> MergeResult:
+        events = differences_of(difference_table(of), bucket, layout, schema)
+        return tables.merge(events, None)
+
+    removed = merged(missing).changed if missing else 0
+    replaced = merged(older).updated if older else 0
     if older:
-        events = differences_of(difference_table(older), bucket, layout, schema)
-        replaced = tables.merge(events, None).updated
         _log.info(
             "replaced rows by older revisions that are current again",
             table=name,
@@ -148,3 +191,145 @@ def compare_with_bucket(
         last_seq=last_seq,
         replaced=replaced,
     )
+
+
+async def find_differences(
+    rows: Sequence[TableRow],
+    table: str,
+    bucket: str,
+    settings: ConnectionSettings,
+    codec: KvCodec = NO_CODEC,
+) -> tuple[list[_Event], int]:
+    """The events of the rows that differ, and the stream's last sequence before the requests."""
+    connection = await Connection.open(settings)
+    try:
+        jetstream = JetStream(connection)
+        info = await with_origin(jetstream, await bucket_stream_info(jetstream, bucket))
+        prefix = Bucket.of(info).prefix
+        subjects = [_key_subject(prefix, row.key, table, codec) for row in rows]
+        await _verify_revisions(jetstream, rows, info, table, bucket)
+
+        async def compared(one: tuple[TableRow, str]) -> _Event | None:
+            row, subject = one
+            message = await jetstream.message(info.name, last_by_subj=subject)
+            event = _difference(row, message, info)
+            if event is not None and message is not None and not event[DELETE]:
+                event["value"] = codec.decoded_value(message.data)
+                if event["value"] is None:
+                    raise codec.undecodable(bucket, subject.removeprefix(prefix), message.seq)
+            return event
+
+        events = await gather_limited(compared, list(zip(rows, subjects, strict=True)))
+        found = [event for event in events if event is not None]
+        if found and info.replicated:
+            info.verify_same_leader(await bucket_stream_info(jetstream, bucket), info.last_seq)
+        return found, info.last_seq
+    finally:
+        await connection.close()
+
+
+async def _verify_revisions(
+    jetstream: JetStream, rows: Sequence[TableRow], info: StreamInfo, table: str, bucket: str
+) -> None:
+    newest: dict[int, TableRow] = {}  # of each creation time of the bucket
+    for row in rows:
+        known = newest.setdefault(row.stream_created, row)
+        if row.revision > known.revision:
+            newest[row.stream_created] = row
+    created = _micros(info.created)
+    for row in newest.values():
+        if row.stream_created > created:
+            raise ConfigurationError(
+                f"could not reconcile table {table!r}: its key {row.key!r} is from a bucket "
+                f"created later than bucket {bucket!r} ({info.created}); name the bucket that the "
+                f"table follows"
+            )
+        same = row.stream_created == created
+        known_created = info.created if same else rfc3339(row.stream_created * 1000)
+        stream = KnownStream(known_created, row.revision)
+        # Rows of a bucket that was deleted and created again are compared like any others.
+        identity = await identify(jetstream, info, stream)
+        if identity is Identity.LAGGING:
+            raise MinLastSequenceError(
+                f"could not reconcile table {table!r}: it has revision {row.revision} of key "
+                f"{row.key!r}, and the mirror {bucket!r} has reached {info.last_seq} (412, 10180, "
+                f"min last sequence); reconcile again once the mirror has caught up with its origin"
+            )
+        if identity is Identity.ROLLED_BACK:
+            raise DataLossError(
+                f"could not reconcile table {table!r}: it has revision {row.revision} of key "
+                f"{row.key!r}, and the last sequence of bucket {bucket!r} is {info.last_seq}: the "
+                f"bucket was rolled back; replay the bucket into a new table"
+            )
+
+
+def _micros(time: str) -> int:
+    """A server's time as the table has it: microseconds since 1970."""
+    return nanoseconds(time) // 1000
+
+
+def _key_subject(prefix: str, key: str, table: str, codec: KvCodec) -> str:
+    if codec.key:
+        try:
+            return prefix + codec.raw_key(key)
+        except InvalidNameError as error:
+            raise type(error)(f"could not reconcile table {table!r}: {error}") from None
+    # For a wildcard the server would return the message of another key, which would then decide
+    # whether the row is kept.
+    if any(token in ("", "*", ">") or " " in token for token in key.split(".")):
+        raise InvalidNameError(
+            f"could not reconcile table {table!r}: {key!r} in its column 'key' is not a valid key; "
+            f"keep the bucket's keys unchanged in this column"
+        )
+    return prefix + key
+
+
+def _difference(row: TableRow, message: StoredMessage | None, info: StreamInfo) -> _Event | None:
+    """The event that gives the row of a key what its last message says; None if it has that."""
+    created, last_time = _micros(info.created), _micros(info.last_time or info.created)
+    revision, operation, time, headers = info.last_seq, "PURGE", last_time, None
+    # Without a marker a version ends at the sequence after the last one: no entry has it yet, so
+    # the row's own version is not empty.
+    end, end_time = info.last_seq + 1, last_time
+    if message is not None:
+        stored, known = (created, message.seq), (row.stream_created, row.revision)
+        kind = operations(pa.array([message.headers]))[0].as_py() if message.headers else "PUT"
+        if kind == "PUT" and stored >= known:
+            return None
+        # The mark has the marker's own columns. A marker older than the row (the value after it
+        # was deleted by its sequence) would not prevent the merge of that value.
+        if kind == "PUT" or stored > known:
+            revision, operation, time = message.seq, kind, _micros(message.time)
+        if kind == "PUT":
+            headers = message.headers
+        elif stored > known:
+            end, end_time = message.seq, time
+    return {
+        "key": row.key,
+        "revision": revision,
+        "created": time,
+        "operation": operation,
+        "stream_created": created,
+        "headers": headers,
+        REPLACES: {"stream_created": row.stream_created, "revision": row.revision},
+        SEQUENCE: {"stream_created": created, "revision": end},
+        DELETE: operation != "PUT",
+        TIME: end_time,
+    }
+
+
+def _table_rows(rows: pa.Table) -> list[TableRow]:
+    micros = rows["stream_created"].cast(pa.int64()).to_pylist()
+    keys, revisions = rows["key"].to_pylist(), rows["revision"].to_pylist()
+    return [TableRow(*row) for row in zip(keys, micros, revisions, strict=True)]
+
+
+def difference_table(events: Sequence[_Event]) -> pa.Table:
+    """Events as a table, with the columns of an entry and those of an event.
+
+    ``__REPLACES`` is the order of the row as it was read; ``__SEQUENCE`` and ``__TIME`` are where a
+    version of the key ends.
+    """
+    found = pa.Table.from_pylist(list(events), _EVENTS)
+    at = found.column_names.index("headers")
+    return found.set_column(at, "headers", header_maps(found["headers"].combine_chunks()))

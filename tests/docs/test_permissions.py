@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 from examples.demo import flights
 from examples.demo.writer import Writer, create_bucket
 from nats_stream_source.connection.connection import Connection
-from nats_stream_source.delta.missing_keys import TableRow, find_differences
+from nats_stream_source.delta.compare_with_bucket import TableRow, find_differences
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import AckTimeoutError, KeyExistsError, PermissionDeniedError
 from nats_stream_source.jetstream import connect

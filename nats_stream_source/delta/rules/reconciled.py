@@ -122,7 +122,7 @@ def differences_of(found: pa.Table, bucket: str, layout: Layout, table: pa.Schem
     """The events that give rows of a table what their bucket has.
 
     Args:
-        found: see :func:`nats_stream_source.delta.missing_keys.difference_table`.
+        found: see :func:`nats_stream_source.delta.compare_with_bucket.difference_table`.
         bucket: of the keys.
         layout: of the table.
         table: its columns. A mark has null in those that ``nats_kv`` delivers, and keeps all

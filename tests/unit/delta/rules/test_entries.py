@@ -7,10 +7,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from nats_stream_source.delta.missing_keys import Difference, TableRow, difference_table
+from nats_stream_source.delta.compare_with_bucket import difference_table
 from nats_stream_source.delta.rules.changes import changes_of, require_valid
 from nats_stream_source.delta.rules.events import EventShape
-from nats_stream_source.delta.rules.layout import Deletes, Layout
+from nats_stream_source.delta.rules.layout import DELETE, REPLACES, Deletes, Layout
 from nats_stream_source.delta.rules.reading import Integers, RowChanges
 from nats_stream_source.delta.rules.reconciled import differences_of
 from nats_stream_source.errors import ConfigurationError
@@ -211,7 +211,9 @@ def test_delete_of_missing_key_changes_row_that_was_read(
     deletes: Deletes, read: int, changed: int
 ) -> None:
     table = table_of(deletes, OLD, own=("note",))
-    missing = difference_table([Difference(TableRow("k", 1, read), 1, 9, 8, "PURGE", 10, 8)])
+    own = {"stream_created": 1, "revision": read}
+    event = {"key": "k", "revision": 9, "created": 8, "operation": "PURGE", "stream_created": 1}
+    missing = difference_table([{**event, REPLACES: own, DELETE: True}])
     batch = differences_of(missing, "fleet", table.layout, table.schema)
     shape = batch.shape.fitted(table.schema, None)
     (rows,) = batch.source.parts(shape)
