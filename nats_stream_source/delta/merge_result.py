@@ -1,14 +1,35 @@
-"""What a merge has changed: the figures that operators watch."""
+"""What a merge has changed: the figures that operators watch, also as metrics."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from nats_stream_source.delta.upkeep import MaintenanceResult
+from nats_stream_source.metrics.table import (
+    CHANGED_BYTES,
+    COMPACTED,
+    COMPACTIONS,
+    CONTRADICTIONS,
+    FILES,
+    FRESHNESS,
+    INDEX_BYTES,
+    INDEX_KEYS,
+    MERGED_ROWS,
+    MERGES,
+    NEWEST,
+    VACUUMED,
+    WRITTEN_BYTES,
+)
+
+if TYPE_CHECKING:
+    from nats_stream_source.metrics.recorder import Recorder
 
 CREATED_COLUMN = "created"
 """The time of an entry, unless the batch has dropped it."""
@@ -74,13 +95,40 @@ def newest_created(entries: pa.Table) -> datetime | None:
     if not pa.types.is_timestamp(column.type):
         return None
     micros = pc.max(column.cast(pa.timestamp("us", tz="UTC"), safe=False)).value
-    return created_time(micros)
-
-
-def created_time(micros: int | None) -> datetime | None:
-    """The value of ``created`` with these microseconds since 1970."""
     return None if micros is None else datetime.fromtimestamp(micros / 1e6, timezone.utc)
 
 
 def _sum(one: int | None, other: int | None) -> int | None:
     return None if one is None or other is None else one + other
+
+
+def merge_metrics(active: Recorder, table: str, result: MergeResult) -> Callable[[str], None]:
+    """Return a function that records a merge which has just ended for a query by its label."""
+    now = time.time()
+
+    def record(query: str) -> None:
+        active.add(MERGES, 1, query, table, result.engine)
+        for change in ("inserted", "updated", "deleted"):
+            active.add(MERGED_ROWS, getattr(result, change), query, table, change)
+        if result.newest is not None:
+            newest = result.newest.timestamp()
+            active.observe(FRESHNESS, max(0.0, now - newest), query, table)
+            active.set(NEWEST, newest, query, table)
+        done = result.maintained
+        for metric, amount in (
+            (CONTRADICTIONS, result.contradictions),
+            (CHANGED_BYTES, result.changed_bytes),
+            (WRITTEN_BYTES, result.written_bytes),
+            (COMPACTED, done.compacted),
+            (COMPACTIONS, done.written),
+            (VACUUMED, done.deleted),
+        ):
+            if amount is not None:
+                active.add(metric, amount, query, table)
+        if result.files is not None:
+            active.set(FILES, result.files, query, table)
+        if result.engine == "driver":
+            active.set(INDEX_KEYS, result.index_keys, query, table)
+            active.set(INDEX_BYTES, result.index_bytes, query, table)
+
+    return record

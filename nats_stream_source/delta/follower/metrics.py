@@ -7,8 +7,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING
 
-from nats_stream_source.delta.merge_metrics import merge_metrics
-from nats_stream_source.delta.merge_result import MergeResult
+from nats_stream_source.delta.merge_result import MergeResult, merge_metrics
 from nats_stream_source.metrics.counts import take
 from nats_stream_source.metrics.exporters import start_exporters
 from nats_stream_source.metrics.recorder import Lag

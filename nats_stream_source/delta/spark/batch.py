@@ -25,6 +25,7 @@ from nats_stream_source.delta.rules.layout import (
     TIME,
     UNAVAILABLE,
 )
+from nats_stream_source.delta.schema import validate_names
 from nats_stream_source.delta.spark.collect import Collector, DataFrameSource
 from nats_stream_source.delta.spark.columns import arrow_schema, quote
 from nats_stream_source.errors import ConfigurationError
@@ -43,6 +44,7 @@ def batch_of(frame: DataFrame, rules: ChangeRules, collector: Collector) -> Even
     """
     columns = frame.columns
     rules.validate_columns(columns)
+    validate_names(columns)
     selected, entries = rules.selected(columns), is_entries(columns)
     times = rules.scd_type == 2 and entries and "created" in columns
     parts = rules.sequence_by or ORDER_COLUMNS

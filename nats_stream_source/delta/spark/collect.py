@@ -1,4 +1,4 @@
-"""Collect a batch of Spark for the driver, in one part or several, each in bounded memory.
+"""Collect a batch of Spark for the rule, in one part or several, each in bounded memory.
 
 **A small batch** is collected as it is, up to a limit of rows, if the last one was small: a
 reduction by the executors is a second Python step of each task, which takes as long as all the rest
@@ -11,32 +11,27 @@ shuffle, and read once. A partition stops at its share of what is collected at o
 **A larger batch** is reduced, persisted, measured and collected part by part. A hash of the key
 decides on the part: all events of a key are merged together, since a PUT that is merged after its
 key's delete would revive the row. A part is collected in steps, since the driver's JVM holds what
-is on its way to this process. The measurement also finds invalid events: of an invalid batch, no
-part is returned.
+is on its way to this process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import reduce
 from itertools import pairwise
-from operator import or_
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import DoubleType, FloatType, LongType, StructField, StructType
+from pyspark.sql.types import LongType, StructField, StructType
 
-from nats_stream_source.delta.rules.changes import require_valid
 from nats_stream_source.delta.rules.events import EventShape
-from nats_stream_source.delta.rules.layout import ORDER_COLUMNS, Layout
+from nats_stream_source.delta.rules.layout import Layout
 from nats_stream_source.delta.rules.order import DecidingEvents
 from nats_stream_source.delta.schema import OWN_PREFIX
 from nats_stream_source.delta.spark.columns import nullable, quote
-from nats_stream_source.wire.headers import OPERATIONS
 
 # Up to here the rows of a batch reach the driver faster than the executors start to reduce them.
 _FEW_ROWS = 10_000
@@ -78,15 +73,12 @@ class Collector:
     def __repr__(self) -> str:
         return f"<Collector few={self.few} partitions={self.partitions} large={self.large}>"
 
-    def parts(self, frame: DataFrame, shape: EventShape) -> Iterator[pa.Table]:
+    def parts(self, frame: DataFrame, layout: Layout) -> Iterator[pa.Table]:
         """See :class:`nats_stream_source.delta.rules.events.EventSource`.
 
         Args:
             frame: the rows; they are read once, or twice where they are many more than before.
-            shape: of their events.
-
-        Raises:
-            ConfigurationError: an event of a batch beyond the bound is invalid.
+            layout: of the table.
         """
         if self.few:
             rows = frame.limit(self.few + 1).toArrow()
@@ -95,11 +87,11 @@ class Collector:
                 yield rows
                 return
         if not self.large:
-            reduced = self._reduced(frame, shape.layout)
+            reduced = self._reduced(frame, layout)
             if reduced is not None:
                 yield reduced
                 return
-        yield from self._parts(frame, shape)
+        yield from self._parts(frame, layout)
 
     def _reduced(self, frame: DataFrame, layout: Layout) -> pa.Table | None:
         """All events that decide; None if they exceed the bound."""
@@ -117,11 +109,16 @@ class Collector:
         self._learn(rows, pc.sum(read).as_py() or 0)
         return rows
 
-    def _parts(self, frame: DataFrame, shape: EventShape) -> Iterator[pa.Table]:
+    def _parts(self, frame: DataFrame, layout: Layout) -> Iterator[pa.Table]:
         """The events that decide, of a batch of any size."""
-        reduced = _reducing(frame, shape.layout, None)
-        hashed = F.xxhash64(*_key_columns(reduced.schema, shape.layout.keys))
-        slot = F.pmod(hashed, F.lit(_SLOTS)).cast("int").alias(_SLOT)
+        reduced = _reducing(frame, layout, None)
+        keys = [
+            # One value for equal keys: 0.0 in place of -0.0.
+            F.col(quote(key)) + F.lit(0.0) if kind in ("float", "double") else F.col(quote(key))
+            for key, kind in reduced.dtypes
+            if key in layout.keys
+        ]
+        slot = F.pmod(F.xxhash64(*keys), F.lit(_SLOTS)).cast("int").alias(_SLOT)
         # Sorted, so that a part is read from its own blocks of the cache only.
         persisted = reduced.select("*", slot).sortWithinPartitions(_SLOT).persist()
         try:
@@ -130,11 +127,8 @@ class Collector:
                 F.coalesce(F.sum(_BYTES), F.lit(0)).alias("bytes"),
                 F.coalesce(F.sum(_READ), F.lit(0)).alias("read"),
                 F.count(_READ).alias("partitions"),
-                F.count_if(_invalid_rows(frame.schema, shape)).alias("invalid"),
             ).first()
             assert measured is not None  # an aggregate without GROUP BY has one row
-            if measured.invalid:
-                _require_valid_rows(persisted.drop(*_OWN), shape)
             count = max(1, -(-measured.rows // MAX_ROWS), -(-measured.bytes // MAX_BYTES))
             steps = -(-measured.bytes // (count * _ONCE_BYTES)) or 1  # of a part
             edges = np.linspace(0, _SLOTS, min(count, _SLOTS) * steps + 1).astype(int).tolist()
@@ -173,7 +167,7 @@ class DataFrameSource:
 
     def parts(self, shape: EventShape) -> Iterator[pa.Table]:
         """See :class:`nats_stream_source.delta.rules.events.EventSource`."""
-        return self.collector.parts(self.frame, shape)
+        return self.collector.parts(self.frame, shape.layout)
 
 
 def _reducing(frame: DataFrame, layout: Layout, share: tuple[int, int] | None) -> DataFrame:
@@ -228,56 +222,3 @@ def _groups(batches: Iterator[pa.RecordBatch], layout: Layout) -> Iterator[tuple
             deciding, read, size = None, 0, 0
     if deciding is not None:
         yield deciding.table(), read
-
-
-def _key_columns(columns: StructType, keys: Sequence[str]) -> list[Column]:
-    """The key columns of rows, with one type and value for equal keys: 0.0 in place of -0.0.
-
-    Args:
-        columns: with the types of the keys; those of the rows can be narrower.
-        keys: the names of the key columns.
-    """
-    found = []
-    for name in keys:
-        kind, column = columns[name].dataType, F.col(quote(name)).cast(columns[name].dataType)
-        floating = isinstance(kind, (FloatType, DoubleType))
-        found.append((column + F.lit(0.0)).cast(kind) if floating else column)
-    return found
-
-
-def _require_valid_rows(frame: DataFrame, shape: EventShape) -> None:
-    """Raise ConfigurationError for a row whose event cannot be ordered or applied.
-
-    Args:
-        frame: rows of the shape; it is read.
-        shape: of the events.
-    """
-    invalid = _invalid_rows(frame.schema, shape)
-    counts = frame.agg(F.count_if(invalid)).first()
-    if counts is not None and counts[0]:
-        first = frame.where(invalid).limit(1).toArrow()
-        require_valid(shape.events(first, ""), shape.layout, counts[0])
-
-
-def _invalid_rows(columns: StructType, shape: EventShape) -> Column:
-    """The condition of a row with a null in its key or sequence, or an unknown operation.
-
-    Args:
-        columns: of the rows.
-        shape: of their events.
-    """
-    layout = shape.layout
-    order = ORDER_COLUMNS if shape.computed else layout.order
-    found = reduce(or_, _nulls(columns, [*layout.keys, *order]))
-    if layout.entries:
-        found |= F.col("operation").isNull() | ~F.col("operation").isin(*OPERATIONS)
-    return found
-
-
-def _nulls(columns: StructType, names: Sequence[str], prefix: str = "") -> Iterator[Column]:
-    for name in names:
-        path = prefix + quote(name)
-        yield F.col(path).isNull()
-        kind = columns[name].dataType
-        if isinstance(kind, StructType):
-            yield from _nulls(kind, kind.names, f"{path}.")

@@ -49,12 +49,15 @@ from nats_stream_source.delta.schema import (
 from nats_stream_source.delta.spark.columns import quote, spark_schema
 from nats_stream_source.delta.spark.session import (
     SKIPS_EMPTY_COMMITS,
-    exact_settings,
     temporary_settings,
 )
-from nats_stream_source.delta.spark.table import SparkTable
-from nats_stream_source.delta.spark.upkeep import CONFLICTS, upkeep_after_spark_commit
-from nats_stream_source.delta.tables import Engine, FoundTables, not_a_table_error
+from nats_stream_source.delta.spark.table import CONFLICTS, SparkTable
+from nats_stream_source.delta.tables import (
+    Engine,
+    FoundTables,
+    TableChangedError,
+    not_a_table_error,
+)
 from nats_stream_source.delta.upkeep import Upkeep
 
 _NOT_A_TABLE = ("DELTA_MISSING_DELTA_TABLE", "DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION")
@@ -62,10 +65,6 @@ _CHANGED = "another writer has changed the rows meanwhile"
 
 # Of a row in a MERGE: whether it is removed, and the row of the table as it was read.
 _REMOVED, _READ = OWN_PREFIX + "removed", OWN_PREFIX + "read"
-
-
-class CommittedMeanwhileError(Exception):
-    """Another writer has changed the table since its rows were read."""
 
 
 class SparkEngine(Engine[SparkTable]):
@@ -97,12 +96,6 @@ class SparkEngine(Engine[SparkTable]):
                 raise
             return None
 
-    def _of_table(self, table: SparkTable | None, layout: Layout) -> SparkTable | None:
-        state = super()._of_table(table, layout)
-        if state is not None:
-            state.follows = table
-        return state
-
     def _merge(self, found: FoundTables[SparkTable], upkeep: Upkeep | None) -> MergeResult:
         shape = found.shape
         assert shape.target is not None  # the shape is fitted to the table
@@ -117,7 +110,7 @@ class SparkEngine(Engine[SparkTable]):
             events = shape.events(rows, self._name)
             require_valid(events, shape.layout)
             # The batch is read with the settings of the session: its rows are the user's.
-            with exact_settings(self._spark):
+            with temporary_settings(self._spark):
                 tables = tables or self._created(found, upkeep)
                 merged = self._merged(events, shape, *tables, upkeep)
             result = merged if result is None else result + merged
@@ -132,16 +125,15 @@ class SparkEngine(Engine[SparkTable]):
         state: SparkTable | None,
         upkeep: Upkeep | None,
     ) -> MergeResult:
-        conflicts = (*CONFLICTS, CommittedMeanwhileError)
+        conflicts = (*CONFLICTS, TableChangedError)
         result, recorded = retry_conflicts(
             lambda: _merge_events(self._spark, events, shape, table, state), self._name, conflicts
         )
         if upkeep and recorded and state is not None:
-            upkeep_after_spark_commit(self._spark, state.target, upkeep, self._name)
+            state.upkeep_after_commit(upkeep)
         if not (upkeep and result.changed):
             return result
-        maintained = upkeep_after_spark_commit(self._spark, table.target, upkeep, self._name)
-        return replace(result, maintained=maintained)
+        return replace(result, maintained=table.upkeep_after_commit(upkeep))
 
     def _state(self) -> SparkEngine:
         path = None if self._path is None else state_name(self._path)
@@ -230,7 +222,7 @@ def _merge_events(
         merged = _merge_as_read(spark, table, changes.upserts, before, gone, layout.identity)
     vanished = merged.num_inserted_rows + merged.num_updated_rows != len(changes.upserts)
     if vanished or (version is not None and table.version() != version + 1):
-        raise CommittedMeanwhileError(_CHANGED)
+        raise TableChangedError(_CHANGED)
     return MergeResult(
         "spark",
         merged.num_inserted_rows,
@@ -260,7 +252,7 @@ def _merge_as_read(
         identity: the columns that identify a row.
 
     Raises:
-        CommittedMeanwhileError: a row is another one meanwhile; nothing is changed.
+        TableChangedError: a row is another one meanwhile; nothing is changed.
     """
     read = pa.schema([stored_field(table.schema.field(name)) for name in before.column_names])
     written = [stored_field(table.schema.field(name)) for name in upserts.column_names]
@@ -306,7 +298,7 @@ def _merge_as_read(
     except (PySparkException, Py4JJavaError) as error:
         # Other errors show the plan, which has the text, too.
         if f"[USER_RAISED_EXCEPTION] {_CHANGED}" in str(error):
-            raise CommittedMeanwhileError(_CHANGED) from error
+            raise TableChangedError(_CHANGED) from error
         raise
     assert counts is not None  # Delta's MERGE returns one row of counts
     return counts

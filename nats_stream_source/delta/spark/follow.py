@@ -20,8 +20,7 @@ micro-batches are repeated.
 
 **When Spark's own logs are used.** Spark accepts no asynchronous logs for ``availableNow`` and for
 queries with state. It has a list of sinks that may have them: ``foreachBatch`` requires an option
-that Spark's source describes as one for tests (Spark 3.4 to 4.3). If a version refuses it, the
-query runs with Spark's own logs.
+that Spark's source describes as one for tests (Spark 3.4 to 4.3).
 """
 
 from __future__ import annotations
@@ -31,10 +30,8 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from nats_stream_source.delta.location import TableArgument
 from nats_stream_source.delta.spark.merge import MergeArguments, merge_changes
@@ -103,7 +100,7 @@ def follow(
             "`spark.readStream`, or merge a batch with nats_stream_source.delta.merge"
         )
     merge = merge_changes(table, **arguments)
-    merge.validate(changes.schema)
+    merge.events(changes)  # an error before the query starts
     if not is_connect(changes.sparkSession):
         _remove_commits_without_offsets(changes.sparkSession, os.fspath(checkpoint))
     # Before the query starts: its first merge is recorded, too.
@@ -114,33 +111,14 @@ def follow(
     if once:
         writer = writer.trigger(availableNow=True)
     reason = _problem(changes, once=once, async_progress=async_progress)
-    refusal = None
     if reason is None:
-        query, refusal = _start_async(writer)
-    else:
-        query = writer.start()
+        writer = writer.options(**ASYNC_PROGRESS)
+    query = writer.start()
     if metrics is not None:
         add_listener(query, None, metrics, lines=False)
-    if refusal is not None:
-        _log.warning(
-            "Spark refused asynchronous logs, the query runs with synchronous ones",
-            table=os.fspath(table),
-            reason=refusal,
-        )
-        return query
     logs = "asynchronous" if reason is None else "synchronous"
     _log.info("query follows into the table", table=os.fspath(table), logs=logs, reason=reason)
     return query
-
-
-def _start_async(writer: DataStreamWriter) -> tuple[StreamingQuery, str | None]:
-    """Start the query with asynchronous logs; else with Spark's own, and why."""
-    try:
-        return writer.options(**ASYNC_PROGRESS).start(), None
-    except PySparkException as error:
-        # A writer keeps its options. If the cause is another one, this start fails with it.
-        query = writer.option("asyncProgressTrackingEnabled", "false").start()
-        return query, str(error).partition("\n")[0]
 
 
 def _remove_commits_without_offsets(spark: SparkSession, checkpoint: str) -> None:

@@ -25,20 +25,20 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypedDict
 
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql.types import StructType
 
 from nats_stream_source.delta.location import AutoLimits, Engine, TableArgument, TableLocation
+from nats_stream_source.delta.merge_result import MergeResult, merge_metrics
 from nats_stream_source.delta.rules.arguments import ChangeRules, ScdType
-from nats_stream_source.delta.rules.layout import Deletes, Layout
-from nats_stream_source.delta.schema import validate_names
+from nats_stream_source.delta.rules.events import EventBatch
+from nats_stream_source.delta.rules.layout import Deletes
 from nats_stream_source.delta.spark.batch import batch_of
 from nats_stream_source.delta.spark.choice import EngineChoice, require_engine
 from nats_stream_source.delta.spark.collect import Collector
-from nats_stream_source.delta.spark.columns import arrow_schema
-from nats_stream_source.delta.spark.metrics import report_merge
 from nats_stream_source.delta.upkeep import DEFAULT_UPKEEP, Upkeep
 from nats_stream_source.logs import field_logger
+from nats_stream_source.metrics import recorder
 from nats_stream_source.spark.session import warn_of_missing_settings
+from nats_stream_source.spark.task_counts import QUERY_ID
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -193,24 +193,21 @@ class TableMerger:
     def __repr__(self) -> str:
         return f"<TableMerger {self.location!r} rules={self._rules!r}>"
 
-    def validate(self, schema: StructType) -> None:
-        """Raise ConfigurationError if a batch with these columns cannot be merged."""
-        rules, columns = self._rules, schema.names
-        rules.validate_columns(columns)
-        validate_names(columns)
-        if rules.of_entries(columns):
-            selected = rules.selected(columns)
-            layout = Layout.of_entries(selected, rules.deletes)
-            layout.validate_events(arrow_schema(schema), selected)
+    def events(self, batch: DataFrame) -> EventBatch:
+        """The events of a batch, or those of a stream's batches.
+
+        Raises:
+            ConfigurationError: the rules do not fit the columns.
+        """
+        return batch_of(batch, self._rules, self._collector)
 
     def __call__(self, batch: DataFrame, batch_id: int = 0) -> None:
         """Merge a batch; see :func:`merge`."""
-        self.validate(batch.schema)
         spark, name = batch.sparkSession, self.location.name
         warn_of_missing_settings(spark)
-        events = batch_of(batch, self._rules, self._collector)
+        events = self.events(batch)
         result = self._choice.run(spark, lambda engine: engine.merge(events, self._upkeep))
-        report_merge(spark, name, result)
+        _report_merge(spark, name, result)
         found = result.contradictions
         if found and not self.contradictions:
             _log.warning(
@@ -224,3 +221,15 @@ class TableMerger:
     def finish(self) -> None:
         """Wait for upkeep that still runs; a query's last batch can have started some."""
         self._choice.finish()
+
+
+def _report_merge(spark: SparkSession, table: str, result: MergeResult) -> None:
+    """Record a merge of a streaming query, if its metrics are watched."""
+    active = recorder()
+    if active is None:
+        return
+    with active.guarded():
+        # The thread that runs the micro-batch has its query's id.
+        query = spark.sparkContext.getLocalProperty(QUERY_ID)
+        if query is not None:
+            active.when_watched(query, merge_metrics(active, table, result))

@@ -6,8 +6,8 @@ that name none (``TypeError: 'JavaPackage' object is not callable``). :func:`mis
 this order. With Spark Connect they are on the server, and the check covers the package only.
 
 **Settings of a command.** Some settings of a session change what Delta's commands store, and Spark
-reports nothing (measured with Delta Lake 4.4). :func:`exact_settings` sets them for the commands of
-this package, and sets them back:
+reports nothing (measured with Delta Lake 4.4). :func:`temporary_settings` sets them for the
+commands of this package, and sets them back:
 
 - ``outputTimestampType=TIMESTAMP_MILLIS`` drops microseconds, also of ``stream_created``, by which
   entries are compared.
@@ -23,7 +23,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 from py4j.java_gateway import JavaPackage
 from pyspark.sql import SparkSession
@@ -52,9 +52,6 @@ EXACT: Mapping[str, str | None] = {
 }
 """The settings with which Delta's commands store values and commits as they are."""
 
-TESTED_DELTA = "4.4.0"
-"""The newest version of Delta Lake that this package is tested with."""
-
 
 def require_delta(spark: SparkSession) -> None:
     """Raise an error that names what the session lacks for ``engine="spark"``.
@@ -82,7 +79,7 @@ def missing(spark: SparkSession) -> str | None:
     jvm = spark._jvm
     assert jvm is not None
     if isinstance(jvm.io.delta.tables.DeltaTable, JavaPackage):
-        return f"the session lacks Delta's jar ({_artifact_text()})"
+        return f"the session lacks Delta's jar ({delta_artifact()})"
     if "DATABRICKS_RUNTIME_VERSION" in os.environ:
         return None  # its Delta Lake has a catalog and extensions of its own
     for name, value in DELTA_SETTINGS.items():
@@ -92,7 +89,9 @@ def missing(spark: SparkSession) -> str | None:
 
 
 @contextmanager
-def temporary_settings(spark: SparkSession, settings: Mapping[str, str | None]) -> Iterator[None]:
+def temporary_settings(
+    spark: SparkSession, settings: Mapping[str, str | None] = EXACT
+) -> Iterator[None]:
     """Settings of the session for a block; None unsets one."""
     before = {name: spark.conf.get(name, None) for name in settings}
     changed = {name: value for name, value in settings.items() if value != before[name]}
@@ -101,11 +100,6 @@ def temporary_settings(spark: SparkSession, settings: Mapping[str, str | None]) 
         yield
     finally:
         _set(spark, {name: before[name] for name in changed})
-
-
-def exact_settings(spark: SparkSession) -> AbstractContextManager[None]:
-    """The settings :data:`EXACT` for a block."""
-    return temporary_settings(spark, EXACT)
 
 
 def _set(spark: SparkSession, settings: Mapping[str, str | None]) -> None:
@@ -139,18 +133,3 @@ def require_encoding(spark: SparkSession, path: str) -> None:
             f"could not use table {path!r} with engine='spark': the JVM encodes the names of files "
             f"as {encoding}, expected UTF-8; start the session with LC_ALL=C.UTF-8"
         )
-
-
-def _artifact_text() -> str:
-    """The jar's coordinates, with a note if the installed version was not tested.
-
-    delta-spark 4.4.1 was published on PyPI before its jar could be downloaded from Maven Central.
-    """
-    artifact = delta_artifact()
-    version = artifact.rpartition(":")[2]
-    if version == TESTED_DELTA:
-        return artifact
-    return (
-        f"{artifact}; if Maven Central does not have it, install the tested version: "
-        f"`pip install delta-spark=={TESTED_DELTA}`"
-    )

@@ -1,8 +1,11 @@
 """A Delta table that Spark changes: its columns and properties, new columns, scans and upkeep.
 
-**New columns** are added by one write without rows, which also adds fields to structs and widens
-types, as ALTER TABLE cannot do in one commit. Types are widened in a table that has
-``delta.enableTypeWidening``; any other table would have to be overwritten.
+**Upkeep** is OPTIMIZE and VACUUM of Delta Lake (:mod:`nats_stream_source.delta.upkeep`). Both are
+Spark jobs that list the table, and take seconds. Spark itself writes the log's checkpoints and
+deletes the expired files of the log.
+
+**New columns** are added by one write without rows, which also adds fields to structs, as ALTER
+TABLE cannot do in one commit.
 """
 
 from __future__ import annotations
@@ -12,13 +15,25 @@ from functools import cached_property, reduce
 from operator import and_, or_
 
 import pyarrow as pa
+from delta.exceptions import (
+    ConcurrentAppendException,
+    ConcurrentDeleteDeleteException,
+    ConcurrentDeleteReadException,
+    ConcurrentTransactionException,
+    ConcurrentWriteException,
+    MetadataChangedException,
+    ProtocolChangedException,
+)
 from delta.tables import DeltaTable
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import BinaryType, StructType
 
-from nats_stream_source.delta.conflicts import retry_conflicts
-from nats_stream_source.delta.refused import COLUMN, PARTITION, PROPERTY, row
+from nats_stream_source.delta.conflicts import first_line, retry_conflicts
+from nats_stream_source.delta.refused import COLUMN, PARTITION, PROPERTY
+from nats_stream_source.delta.refused import row as refused_row
 from nats_stream_source.delta.rules.layout import END, SEQUENCE, Layout, layout_of
 from nats_stream_source.delta.rules.reading import Where
 from nats_stream_source.delta.schema import (
@@ -30,13 +45,34 @@ from nats_stream_source.delta.schema import (
     with_new_columns,
 )
 from nats_stream_source.delta.spark.columns import arrow_schema, quote, spark_field, spark_schema
-from nats_stream_source.delta.spark.session import exact_settings
-from nats_stream_source.delta.spark.upkeep import CONFLICTS, maintain_by_spark, newest_version
+from nats_stream_source.delta.spark.session import temporary_settings
 from nats_stream_source.delta.tables import TableChangedError
-from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
+from nats_stream_source.delta.upkeep import (
+    MaintenanceResult,
+    Upkeep,
+    maintenance_error,
+    skipped_after_conflict,
+)
 from nats_stream_source.errors import ConfigurationError
+from nats_stream_source.logs import field_logger
 
-_WIDENING = "delta.enableTypeWidening"
+CONFLICTS = (
+    ConcurrentAppendException,
+    ConcurrentDeleteDeleteException,
+    ConcurrentDeleteReadException,
+    ConcurrentTransactionException,
+    ConcurrentWriteException,
+    MetadataChangedException,
+    ProtocolChangedException,
+)
+"""Delta's exceptions of a commit that conflicts with another one; they lack a common base."""
+
+_RETENTION_CHECK = "spark.databricks.delta.retentionDurationCheck.enabled"
+_MAX_FILE_SIZE = "spark.databricks.delta.optimize.maxFileSize"
+_LISTING_TASKS = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
+_FAILURES = (PySparkException, Py4JJavaError)
+
+_log = field_logger(__name__)
 
 
 class SparkTable:
@@ -49,8 +85,6 @@ class SparkTable:
 
     Attributes:
         target: the table for Delta's own functions.
-        follows: of a state table, the table beside it, which it follows in whether types are
-            widened.
 
     Raises:
         AnalysisException: a name that the catalog does not have.
@@ -60,7 +94,6 @@ class SparkTable:
         self._spark = spark
         self._name = name
         self._path = path
-        self.follows: SparkTable | None = None
         self._open()
 
     def _open(self) -> None:
@@ -91,11 +124,9 @@ class SparkTable:
 
     def version(self) -> int:
         """The newest version."""
-        return newest_version(self.target)
-
-    @property
-    def _widens(self) -> bool:
-        return bool(self._detail.properties.get(_WIDENING) == "true")
+        newest = self.target.history(1).select("version").head()
+        assert newest is not None  # a table has at least the version that created it
+        return int(newest.version)
 
     @cached_property
     def _detail(self) -> Row:
@@ -106,14 +137,14 @@ class SparkTable:
     def require_mergeable(self) -> None:
         """Raise ConfigurationError if Spark does not change rows, or stores other values."""
         if self._detail.properties.get("delta.appendOnly") == "true":
-            refusal = row(PROPERTY, "delta.appendOnly=true")
+            refusal = refused_row(PROPERTY, "delta.appendOnly=true")
             raise ConfigurationError(
                 f"could not use table {self._name!r}: "
                 f"{refusal.reason.format('delta.appendOnly=true')}; {refusal.action}"
             )
         for name in self._detail.partitionColumns:
             if isinstance(self.columns[name].dataType, BinaryType):
-                refusal = row(PARTITION, "BINARY")
+                refusal = refused_row(PARTITION, "BINARY")
                 raise ConfigurationError(
                     f"could not use table {self._name!r}: {refusal.reason.format(name)}, whose "
                     f"bytes are stored as UTF-8 and lost where they are not; {refusal.action}"
@@ -132,8 +163,8 @@ class SparkTable:
         if self._detail.properties.get("delta.columnMapping.mode", "none") == "none":
             require_storable_names(self._name, schema)
         widened = widened_columns(own, schema)
-        if widened and not (self.follows or self)._widens:
-            refusal = row(COLUMN, "wider type")
+        if widened:
+            refusal = refused_row(COLUMN, "wider type")
             raise ConfigurationError(
                 f"could not merge the batch into table {self._name!r}: "
                 f"{refusal.reason.format(widened[0])}; {refusal.action}"
@@ -150,14 +181,8 @@ class SparkTable:
         schema = self.with_columns(columns)
         if schema is own:
             return
-        properties = {}
         if has_ntz(schema) and not has_ntz(own):
-            properties["delta.feature.timestampNtz"] = "supported"
-        if widened_columns(own, schema) and not self._widens:
-            properties[_WIDENING] = "true"
-        identifier = self._name if self._path is None else f"delta.{quote(self._path)}"
-        for key, value in properties.items():
-            self._spark.sql(f"ALTER TABLE {identifier} SET TBLPROPERTIES ('{key}' = '{value}')")
+            self.target.addFeatureSupport("timestampNtz")
         fields = [
             self.columns[one.name]
             if one.name in own.names and own.field(one.name).type == one.type
@@ -167,7 +192,7 @@ class SparkTable:
         empty = self._spark.createDataFrame([], StructType(fields))
         writer = empty.write.format("delta").mode("append").option("mergeSchema", "true")
         name, path = self._name, self._path
-        with exact_settings(self._spark):
+        with temporary_settings(self._spark):
             retry_conflicts(
                 lambda: writer.saveAsTable(name) if path is None else writer.save(path),
                 name,
@@ -186,7 +211,7 @@ class SparkTable:
         conditions = [_is_one_of(F.col(quote(name)), values) for name, values in where.items()]
         if conditions:
             frame = frame.where(reduce(and_, conditions))
-        with exact_settings(self._spark):
+        with temporary_settings(self._spark):
             return frame.select(*map(quote, columns)).toArrow()
 
     def rows_of_keys(self, of: pa.Table, keys: Sequence[str], columns: Sequence[str]) -> pa.Table:
@@ -213,8 +238,49 @@ class SparkTable:
 
     def maintain(self, upkeep: Upkeep) -> MaintenanceResult:
         """See :class:`nats_stream_source.delta.tables.Table`."""
-        with exact_settings(self._spark):
-            return maintain_by_spark(self._spark, self.target, upkeep, self._name)
+        with temporary_settings(self._spark):
+            try:
+                result = self._compact(upkeep)
+                self._vacuum(upkeep)
+            except _FAILURES as error:
+                raise maintenance_error(self._name, error) from error
+        return result
+
+    def upkeep_after_commit(self, upkeep: Upkeep) -> MaintenanceResult:
+        """Do what is due. A failure is logged, and the next commit tries again."""
+        result = MaintenanceResult()
+        try:
+            after = self.version()
+            before = after - 1
+            if upkeep.look_at_files_due(before, after):
+                detail = self.target.detail().select("numFiles", "sizeInBytes").head()
+                assert detail is not None  # DESCRIBE DETAIL has one row
+                needed = detail.sizeInBytes // upkeep.target_file_bytes + 1
+                if upkeep.compact_files and detail.numFiles - needed >= upkeep.compact_files:
+                    result = self._compact(upkeep)
+            if upkeep.vacuum_due(before, after):
+                self._vacuum(upkeep)
+        except _FAILURES as error:
+            _log.warning("could not maintain the table", table=self._name, error=first_line(error))
+        return result
+
+    def _compact(self, upkeep: Upkeep) -> MaintenanceResult:
+        with temporary_settings(self._spark, {_MAX_FILE_SIZE: str(upkeep.target_file_bytes)}):
+            try:
+                row = self.target.optimize().executeCompaction().select("metrics.*").head()
+            except CONFLICTS as error:
+                return skipped_after_conflict(error)
+        assert row is not None  # OPTIMIZE returns one row
+        return MaintenanceResult(int(row.numFilesRemoved), int(row.numFilesAdded))
+
+    def _vacuum(self, upkeep: Upkeep) -> None:
+        # VACUUM lists the directories in as many tasks as this; the default of 10,000 takes minutes
+        # on a few cores. A retention that the user asks for can be below the table's.
+        settings: dict[str, str | None] = {_LISTING_TASKS: "64"}
+        if upkeep.retention_hours is not None:
+            settings[_RETENTION_CHECK] = "false"
+        with temporary_settings(self._spark, settings):
+            self.target.vacuum(upkeep.retention_hours)
 
 
 def _is_one_of(column: Column, values: Sequence[object]) -> Column:

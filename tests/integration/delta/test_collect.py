@@ -15,7 +15,6 @@ from nats_stream_source.delta.rules.events import EventBatch
 from nats_stream_source.delta.spark import collect
 from nats_stream_source.delta.spark.batch import batch_of
 from nats_stream_source.delta.spark.collect import Collector
-from nats_stream_source.errors import ConfigurationError
 
 pytestmark = pytest.mark.delta
 
@@ -144,18 +143,6 @@ def test_batch_beyond_bound_has_events_of_key_in_one_part(
 
 
 @pytest.mark.usefixtures("bound")
-def test_batch_beyond_bound_with_invalid_event_has_no_part(
-    spark: SparkSession, persisted: Callable[[], int]
-) -> None:
-    """An event that a later part would have is found before the first one is merged."""
-    events = _events(spark, *_PUTS, *_DELETES, (7.0, None, "u"), (None, 1, "u"))
-    parts = events.source.parts(events.shape)
-    with pytest.raises(ConfigurationError, match="2 events have a null in a key or in the seq"):
-        next(parts)
-    assert persisted() == 0
-
-
-@pytest.mark.usefixtures("bound")
 def test_batch_beyond_bound_is_released_after_failure(
     spark: SparkSession, persisted: Callable[[], int]
 ) -> None:
@@ -171,7 +158,7 @@ def test_batch_beyond_bound_is_released_after_failure(
 def test_query_after_batch_beyond_bound_collects_again_in_one_part(spark: SparkSession) -> None:
     events = _events(spark, *_PUTS, *_DELETES)
     collector = Collector()
-    assert len(list(collector.parts(events.source.frame, events.shape))) == 6  # type: ignore[attr-defined]
+    assert len(list(collector.parts(events.source.frame, events.shape.layout))) == 6  # type: ignore[attr-defined]
     assert collector.large
     small = spark.createDataFrame([(1.0, 1, "u")], "id double, n int, op string")
     events = batch_of(small, _RULES, collector)

@@ -14,7 +14,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from nats_stream_source import configure
 from nats_stream_source.delta import follow
-from nats_stream_source.delta.spark.follow import ASYNC_PROGRESS
 from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.spark import session
 from tests.integration.delta.kv_bucket import Bucket
@@ -133,24 +132,6 @@ def test_query_with_state_has_synchronous_logs(
     wait_for(table, {"a": 1}, query)
     (line,) = (one.getMessage() for one in caplog.records if one.name == LOGGER)
     assert parse_fields(line)["reason"] == "the query has state"
-
-
-def test_refused_asynchronous_logs_are_reported(
-    bucket: Bucket,
-    followed: Follow,
-    table: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Without the option, Spark refuses as a later version may with it."""
-    monkeypatch.delitem(ASYNC_PROGRESS, "_asyncProgressTrackingOverrideSinkSupportCheck")
-    bucket.write(("a", "PUT"))
-    query = followed()
-    assert execution(query) == SYNC
-    (record,) = (one for one in caplog.records if one.name == LOGGER)
-    assert record.levelname == "WARNING"
-    assert "does not support async progress tracking" in parse_fields(record.getMessage())["reason"]
-    wait_for(table, {"a": 1}, query)
 
 
 def test_merge_arguments_are_passed_on(bucket: Bucket, followed: Follow, table: Path) -> None:

@@ -156,23 +156,17 @@ def test_log_of_new_table_is_short(table: Path) -> None:
 
 @pytest.mark.faults  # VACUUM by Spark takes 10 s and more
 def test_upkeep_by_spark(spark: SparkSession, table: Path) -> None:
-    from delta.tables import DeltaTable as JvmTable
-
-    from nats_stream_source.delta.spark.upkeep import (
-        maintain_by_spark,
-        upkeep_after_spark_commit,
-    )
+    from nats_stream_source.delta.spark.table import SparkTable
 
     create(table)
     insert(table, 4)
-    target = JvmTable.forPath(spark, str(table))
+    target = SparkTable(spark, "t", str(table))
     upkeep = Upkeep(compact_files=2, retention_hours=24)
-    result = upkeep_after_spark_commit(spark, target, upkeep, "t")
-    assert result == MaintenanceResult(4, 1)
+    assert target.upkeep_after_commit(upkeep) == MaintenanceResult(4, 1)
     (table / "part-of-no-version.parquet").write_bytes(b"x")
     age(table)
     kept = data_files(table) - {"part-of-no-version.parquet"}
-    maintain_by_spark(spark, target, upkeep, "t")
+    target.maintain(upkeep)
     assert data_files(table) == kept
     # The session's settings are as before.
     assert spark.conf.get("spark.databricks.delta.retentionDurationCheck.enabled", "true") == "true"

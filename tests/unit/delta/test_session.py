@@ -52,17 +52,6 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         configure(SparkSession.builder, delta=True)
 
 
-def test_untested_delta_spark_version_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """delta-spark 4.4.1 was on PyPI without its jar on Maven Central."""
-    monkeypatch.setattr("importlib.metadata.version", lambda name: "4.4.1")
-    assert "delta-spark==4.4.0" in session._artifact_text()
-    monkeypatch.setattr("importlib.metadata.version", lambda name: session.TESTED_DELTA)
-    assert session._artifact_text() == delta_artifact()
-    assert delta_artifact().endswith("_2.13:4.4.0")
-
-
 def test_builder_gets_jar_and_settings() -> None:
     builder = configure(SparkSession.Builder(), delta=True, small_machine=True)
     options = builder._options

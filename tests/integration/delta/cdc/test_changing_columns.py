@@ -110,25 +110,6 @@ def test_wider_types_widen_columns_for_every_reader(
     assert old.schema().to_json() != DeltaTable(table).schema().to_json()
 
 
-@pytest.mark.parametrize("scd_type", [pytest.param(1, marks=pytest.mark.faults), 2])
-def test_spark_widens_types_of_table_with_type_widening(
-    spark: SparkSession, events: EventsOf, table: Path, scd_type: int
-) -> None:
-    rules: dict[str, Any] = {**KEYED, "stored_as_scd_type": scd_type}
-    merge(events("a INT, d DECIMAL(4,1)", ("k", 1, 1, None)), str(table), **rules)
-    spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ('delta.enableTypeWidening'='true')")
-    wide = 1 << 40
-    merge(events("a BIGINT, d DECIMAL(9,2)", ("k", 3, wide, None)), str(table), **rules)
-    merge(events("a SMALLINT", ("k", 2, 7), ("l", 4, 8)), str(table), **rules)
-    features = DeltaTable(table).protocol().reader_features or ()
-    assert any(name.startswith("typeWidening") for name in features)
-    rows = spark.read.format("delta").load(str(table)).orderBy("key", "seq")
-    assert dict(rows.dtypes)["a"] == "bigint"
-    assert dict(rows.dtypes)["d"] == "decimal(9,2)"
-    versions = [1, 7, wide, 8] if scd_type == 2 else [wide, 8]
-    assert [row.a for row in rows.collect()] == versions
-
-
 @pytest.mark.faults
 def test_new_column_whose_type_requires_feature_of_table(events: EventsOf, table: Path) -> None:
     """By Spark; tests/integration/delta/driver/test_columns.py has the driver's."""

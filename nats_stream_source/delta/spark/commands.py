@@ -1,4 +1,4 @@
-"""``reconcile``: compare a table with its bucket, by an engine of the session."""
+"""``reconcile`` and ``maintain``: changes of a table on demand, by an executor of the session."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from nats_stream_source.delta.location import AutoLimits, TableArgument, TableLo
 from nats_stream_source.delta.location import Engine as EngineName
 from nats_stream_source.delta.rules.layout import Deletes, validate_deletes
 from nats_stream_source.delta.spark.choice import EngineChoice
-from nats_stream_source.delta.tables import Engine
+from nats_stream_source.delta.tables import Engine, Table
+from nats_stream_source.delta.upkeep import DEFAULT_UPKEEP, MaintenanceResult, Upkeep
+from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.jetstream.kv.codec import kv_codec
 from nats_stream_source.jetstream.subjects import validate_bucket
 from nats_stream_source.options import CONNECTION, connection_settings, parse
@@ -83,3 +85,48 @@ def reconcile(
         return compare_with_bucket(tables, location.name, bucket, settings, codec, deletes)
 
     return EngineChoice(location, limits).run(spark, work)
+
+
+def maintain(
+    spark: SparkSession,
+    table: TableArgument,
+    *,
+    engine: EngineName = "auto",
+    storage_options: Mapping[str, str] | None = None,
+    upkeep: Upkeep = DEFAULT_UPKEEP,
+) -> MaintenanceResult:
+    """Compact and VACUUM a table, and shorten its log, whether that is due or not.
+
+    A state table beside it is maintained too; the result is the sum of both.
+
+    For tables that were never maintained, and for a scheduled job in place of the upkeep of
+    ``merge_changes(…, upkeep=None)``. A query can merge into the table meanwhile.
+
+    Args:
+        spark: a session; with Delta Lake if Spark changes the table.
+        table: as in :func:`merge`.
+        engine: what changes the table, see :func:`merge`.
+        storage_options: the object store's options for the driver, see :func:`merge`.
+        upkeep: its ``target_file_bytes`` and ``retention_hours``.
+
+    Raises:
+        ConfigurationError: the table does not exist, or the engine cannot change it.
+        TableError: the engine or its storage failed; the rows are unchanged.
+    """
+    location = TableLocation(table, engine, storage_options)
+    choice = EngineChoice(location)
+
+    def work(tables: Engine[Any]) -> MaintenanceResult:
+        target: Table | None = tables.find()
+        if target is None:
+            raise ConfigurationError(
+                f"could not maintain table {location.name!r}: no Delta table found; check the "
+                f"path or name"
+            )
+        result = target.maintain(upkeep)
+        if target.layout is not None and target.layout.has_state:
+            state = tables.find_state()
+            result += state.maintain(upkeep) if state is not None else MaintenanceResult()
+        return result
+
+    return choice.run(spark, work)
