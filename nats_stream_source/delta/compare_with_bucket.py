@@ -69,16 +69,16 @@ from nats_stream_source.errors import (
     InvalidNameError,
     MinLastSequenceError,
 )
-from nats_stream_source.jetstream.api import JetStream, StoredMessage
+from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.kv.bucket import Bucket, bucket_stream_info
 from nats_stream_source.jetstream.kv.codec import NO_CODEC, KvCodec
+from nats_stream_source.jetstream.kv.entry import Entry, entry_from_message
 from nats_stream_source.jetstream.kv.other_messages import with_origin
 from nats_stream_source.jetstream.stream_identity import Identity, KnownStream, identify
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.times import nanoseconds, rfc3339
 from nats_stream_source.logs import field_logger
 from nats_stream_source.wire.header_columns import header_maps
-from nats_stream_source.wire.headers import operations
 
 _log = field_logger(__name__)
 
@@ -135,12 +135,6 @@ def compare_with_bucket(
     """Give a table what its bucket has; see :func:`nats_stream_source.delta.reconcile`.
 
     Args:
-        tables: the executor of the table.
-        name: path or name of the table, for errors.
-        bucket: the bucket that the table follows.
-        settings: of the connection.
-        codec: of the query that filled the table.
-        deletes: as for the table's merge.
         select: the rows that are compared, of a table with ``key`` and ``revision``.
     """
     target = tables.find()
@@ -205,18 +199,19 @@ async def find_differences(
     try:
         jetstream = JetStream(connection)
         info = await with_origin(jetstream, await bucket_stream_info(jetstream, bucket))
-        prefix = Bucket.of(info).prefix
-        subjects = [_key_subject(prefix, row.key, table, codec) for row in rows]
+        of = Bucket.of(info)
+        subjects = [_key_subject(of.prefix, row.key, table, codec) for row in rows]
         await _verify_revisions(jetstream, rows, info, table, bucket)
 
         async def compared(one: tuple[TableRow, str]) -> _Event | None:
             row, subject = one
             message = await jetstream.message(info.name, last_by_subj=subject)
-            event = _difference(row, message, info)
-            if event is not None and message is not None and not event[DELETE]:
-                event["value"] = codec.decoded_value(message.data)
+            entry = None if message is None else entry_from_message(message, of)
+            event = _difference(row, entry, info)
+            if entry is not None and event is not None and not event[DELETE]:
+                event["value"] = codec.decoded_value(entry.value)
                 if event["value"] is None:
-                    raise codec.undecodable(bucket, subject.removeprefix(prefix), message.seq)
+                    raise codec.undecodable(bucket, entry.key, entry.revision)
             return event
 
         events = await gather_limited(compared, list(zip(rows, subjects, strict=True)))
@@ -284,26 +279,25 @@ def _key_subject(prefix: str, key: str, table: str, codec: KvCodec) -> str:
     return prefix + key
 
 
-def _difference(row: TableRow, message: StoredMessage | None, info: StreamInfo) -> _Event | None:
-    """The event that gives the row of a key what its last message says; None if it has that."""
+def _difference(row: TableRow, entry: Entry | None, info: StreamInfo) -> _Event | None:
+    """The event that gives the row of a key what its last entry says; None if it has that."""
     created, last_time = _micros(info.created), _micros(info.last_time or info.created)
     revision, operation, time, headers = info.last_seq, "PURGE", last_time, None
     # Without a marker a version ends at the sequence after the last one: no entry has it yet, so
     # the row's own version is not empty.
     end, end_time = info.last_seq + 1, last_time
-    if message is not None:
-        stored, known = (created, message.seq), (row.stream_created, row.revision)
-        kind = operations(pa.array([message.headers]))[0].as_py() if message.headers else "PUT"
-        if kind == "PUT" and stored >= known:
-            return None
-        # The mark has the marker's own columns. A marker older than the row (the value after it
-        # was deleted by its sequence) would not prevent the merge of that value.
-        if kind == "PUT" or stored > known:
-            revision, operation, time = message.seq, kind, _micros(message.time)
-        if kind == "PUT":
-            headers = message.headers
-        elif stored > known:
-            end, end_time = message.seq, time
+    if entry is not None:
+        newer = (created, entry.revision) > (row.stream_created, row.revision)
+        if not entry.is_marker:
+            if newer or (created, entry.revision) == (row.stream_created, row.revision):
+                return None
+            revision, operation, time = entry.revision, "PUT", entry.created_ns // 1000
+            headers = entry.header_block
+        elif newer:
+            # The mark has the marker's own columns. A marker older than the row (the value after it
+            # was deleted by its sequence) would not prevent the merge of that value.
+            revision, operation, time = entry.revision, entry.operation, entry.created_ns // 1000
+            end, end_time = revision, time
     return {
         "key": row.key,
         "revision": revision,

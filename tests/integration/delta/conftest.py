@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import re
 import uuid
@@ -12,10 +13,10 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from nats_stream_source.delta import Engine, ReconcileResult, reconcile
+from nats_stream_source.delta import Engine, ReconcileResult, compare_with_bucket, reconcile
 from nats_stream_source.delta import merge as merge_batch
 from nats_stream_source.embedded import NatsServer
-from tests.integration.delta.kv_bucket import Bucket, Reconciled
+from tests.integration.delta.kv_bucket import AfterComparison, Bucket, Reconciled
 from tests.integration.delta.merge_model import (
     ENGINES,
     SCHEMA,
@@ -119,3 +120,19 @@ def reconciled(
         return reconcile(spark, str(table), **arguments)
 
     return run
+
+
+@pytest.fixture
+def after_comparison(monkeypatch: pytest.MonkeyPatch) -> AfterComparison:
+    """Function that lets something happen once ``reconcile`` has compared the table."""
+    compare = compare_with_bucket.find_differences
+
+    def patch(happens: Callable[[], object]) -> None:
+        async def compare_first(*arguments: Any) -> Any:
+            outcome = await compare(*arguments)
+            await asyncio.to_thread(happens)
+            return outcome
+
+        monkeypatch.setattr(compare_with_bucket, "find_differences", compare_first)
+
+    return patch

@@ -88,3 +88,5 @@ class Bucket:
 
 
 Reconciled = Callable[..., ReconcileResult]
+
+AfterComparison = Callable[[Callable[[], object]], None]

@@ -1,11 +1,11 @@
-"""``reconcile`` removes or marks the rows of keys that their bucket no longer has."""
+"""``reconcile``: rows of keys that their bucket lacks, and older values that are current again."""
 
 from __future__ import annotations
 
-import asyncio
+import base64
 import dataclasses
-import importlib
-import time
+import re
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from deltalake import write_deltalake
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
 from nats_stream_source.delta import Deletes, ReconcileResult, reconcile
+from nats_stream_source.delta.tables import Engine
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import (
     BucketNotFoundError,
@@ -24,15 +26,12 @@ from nats_stream_source.errors import (
     MinLastSequenceError,
     OptionError,
 )
-from tests.integration.delta.kv_bucket import Bucket, Reconciled
-from tests.integration.delta.merge_model import (
-    Frame,
-    Merge,
-    by_driver,
-)
+from tests.integration.delta.kv_bucket import AfterComparison, Bucket, Reconciled
+from tests.integration.delta.merge_model import Entry, Frame, Merge, by_driver
 from tests.integration.delta.table_content import live, marks, stored, version
 from tests.support.nats.backup import back_up
 from tests.support.nats.buckets import api
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.delta
 engines_and_modes = pytest.mark.parametrize(
@@ -102,24 +101,13 @@ def test_reconcile_beside_query(
     bucket: Bucket,
     reconciled: Reconciled,
     deletes: Deletes,
-    monkeypatch: pytest.MonkeyPatch,
+    after_comparison: AfterComparison,
     merge: Merge,
 ) -> None:
     """A query merges a new value of a key after the leader reported the key as missing."""
     merge(frame(*bucket.write(("a", "PUT"), ("b", "PUT"))), str(table), deletes=deletes)
     bucket.purge_subjects("a", "b")
-    # As an attribute of the package, the name is the function.
-    module = importlib.import_module("nats_stream_source.delta.compare_with_bucket")
-    compare = module.find_differences
-
-    async def compare_then_merge(*arguments: Any) -> Any:
-        outcome = await compare(*arguments)
-        await asyncio.to_thread(
-            lambda: merge(frame(*bucket.write(("a", "PUT"))), str(table), deletes=deletes)
-        )
-        return outcome
-
-    monkeypatch.setattr(module, "find_differences", compare_then_merge)
+    after_comparison(lambda: merge(frame(*bucket.write(("a", "PUT"))), str(table), deletes=deletes))
     assert reconciled(deletes=deletes) == ReconcileResult(1, 0, changed=1, last_seq=2)
     assert live(table) == {"a": 3}
 
@@ -145,19 +133,6 @@ def test_reconcile_with_recreated_bucket(
     if deletes == "mark":
         merge(frame(*old), str(table), deletes=deletes)
         assert live(table) == {"b": 1}
-
-
-@by_driver
-def test_reconcile_with_restored_bucket(
-    frame: Frame, table: Path, bucket: Bucket, reconciled: Reconciled, merge: Merge
-) -> None:
-    """nats-server 2.15 gives it a new creation time; the rows have the earlier one."""
-    merge(frame(*bucket.write(("a", "PUT"), ("b", "PUT"), ("c", "PUT"))), str(table))
-    back_up(bucket.url, f"KV_{bucket.name}")()
-    assert reconciled() == ReconcileResult(0, 3, 0, last_seq=3)
-    bucket.purge_subjects("a")
-    assert reconciled() == ReconcileResult(1, 2, 0, last_seq=3)
-    assert live(table) == {"b": 2, "c": 3}
 
 
 @by_driver
@@ -189,20 +164,6 @@ def test_reconcile_with_mirror_that_lags(
     with pytest.raises(MinLastSequenceError, match=r"revision 2 of key 'b'.* has reached 0 "):
         reconciled()
     assert stored(table) == before
-
-
-@by_driver
-def test_reconcile_after_max_age(
-    frame: Frame, table: Path, shared_server: NatsServer, reconciled: Reconciled, merge: Merge
-) -> None:
-    bucket = Bucket(shared_server.url, "aging").create(max_age=10**9, duplicate_window=10**9)
-    merge(frame(*bucket.write(("a", "PUT"), ("b", "PUT"))), str(table))
-    deadline = time.monotonic() + 20
-    while bucket.state()["messages"]:
-        assert time.monotonic() < deadline, "max_age removed no message"
-        time.sleep(0.05)
-    assert reconciled(bucket="aging").removed == 2
-    assert stored(table) == []
 
 
 @by_driver
@@ -246,3 +207,222 @@ def test_reconcile_refuses(
             )
     for name in tables:
         assert len(stored(tmp_path / name)) == 1
+
+
+# Rows whose revision expired while the bucket has an older one of the key.
+
+REMOVE, MARK, HISTORY = {"deletes": "remove"}, {"deletes": "mark"}, {"stored_as_scd_type": 2}
+kinds = pytest.mark.parametrize("kind", [REMOVE, MARK, HISTORY], ids=["remove", "mark", "history"])
+
+Expired = Callable[..., list[Entry]]
+
+
+@pytest.fixture
+def bucket(shared_server: NatsServer, request: pytest.FixtureRequest) -> Bucket:
+    """Bucket that allows TTLs and keeps three revisions of a key."""
+    name = re.sub(r"\W", "_", request.node.name)
+    return Bucket(shared_server.url, name).create(allow_msg_ttl=True)
+
+
+@pytest.fixture
+def expired(bucket: Bucket, frame: Frame, table: Path, merge: Merge) -> Expired:
+    """Function that merges an entry of each key and a newer one, which expires.
+
+    Returns:
+        The entries that are current again.
+    """
+
+    def write(*keys: str, old: bytes = b"old", **kind: Any) -> list[Entry]:
+        puts = [(key, "PUT") for key in keys]
+        older = bucket.write(*puts, value=old, headers={"unit": "kWh"})
+        newer = bucket.write(*puts, value=b"short", headers={"Nats-TTL": "1s"})
+        merge(frame(*older, *newer), str(table), **kind)
+        wait_until(lambda: bucket.state()["messages"] == len(keys), "the entries expire")
+        return older
+
+    return write
+
+
+def modes(kind: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of ``reconcile`` for a kind of table."""
+    return {name: value for name, value in kind.items() if name == "deletes"}
+
+
+def versions(table: Path) -> list[tuple[Any, ...]]:
+    """Return key, value and the revisions that start and end each version."""
+    return sorted(
+        (
+            row["key"],
+            row["value"],
+            row["__START_AT"]["revision"],
+            row["__END_AT"] and row["__END_AT"]["revision"],
+        )
+        for row in stored(table)
+    )
+
+
+@pytest.mark.parametrize(
+    ("engine", "kind"),
+    [
+        ("driver", REMOVE),
+        ("driver", MARK),
+        ("spark", MARK),
+        pytest.param("spark", REMOVE, marks=pytest.mark.faults),
+    ],
+    ids=["driver-remove", "driver-mark", "spark-mark", "spark-remove"],
+    indirect=["engine"],
+)
+def test_row_gets_older_value(
+    kind: dict[str, Any],
+    expired: Expired,
+    bucket: Bucket,
+    table: Path,
+    frame: Frame,
+    merge: Merge,
+    reconciled: Reconciled,
+) -> None:
+    older = expired("k", "l", **kind)
+    merge(frame(*bucket.write(("l", "PUT"))), str(table), **kind)
+    assert [row["value"] for row in stored(table)] == [b"short", b"x"]
+    assert reconciled(**kind) == ReconcileResult(0, 1, 0, last_seq=5, replaced=1)
+    row = stored(table)[0]
+    assert (row["value"], row["revision"], row["operation"]) == (b"old", 1, "PUT")
+    assert row["created"] == bucket.created(1)
+    before = version(table)
+    assert reconciled(**kind) == ReconcileResult(0, 2, 0, last_seq=5)
+    assert version(table) == before
+    merge(frame(older[0], *bucket.write(("k", "PUT"))), str(table), **kind)
+    assert live(table) == {"k": 6, "l": 5}
+
+
+@pytest.mark.parametrize(
+    "engine", ["driver", pytest.param("spark", marks=pytest.mark.faults)], indirect=True
+)
+@pytest.mark.parametrize(
+    ("following", "expected"),
+    [
+        (("k", "PUT"), [("k", b"x", 3, None)]),
+        (("k", "DEL"), []),
+        (("l", "PUT"), [("k", b"old", 3, None), ("l", b"x", 3, None)]),
+        (None, []),
+    ],
+    ids=["put", "delete", "other-key", "purge"],
+)
+def test_history_closes_version_and_opens_older_value(
+    following: tuple[str, str] | None,
+    expected: list[tuple[Any, ...]],
+    expired: Expired,
+    bucket: Bucket,
+    table: Path,
+    frame: Frame,
+    merge: Merge,
+    reconciled: Reconciled,
+) -> None:
+    """The versions end after the stream's last message, and the next one gets that sequence."""
+    older = expired("k", **HISTORY)
+    closed = [("k", b"old", 1, 2), ("k", b"short", 2, 3)]
+    assert reconciled() == ReconcileResult(0, 0, 0, last_seq=2, replaced=1)
+    assert versions(table) == sorted([*closed, ("k", b"old", 3, None)])
+    (opened,) = (row for row in stored(table) if row["__END_AT"] is None)
+    assert (opened["revision"], opened["created"]) == (1, bucket.created(1))
+    before = version(table)
+    assert reconciled() == ReconcileResult(0, 1, 0, last_seq=2)
+    assert version(table) == before
+    if following is None:
+        bucket.purge_subjects("k")
+        assert reconciled() == ReconcileResult(1, 0, 0, last_seq=2)
+        assert versions(table) == closed
+        following, expected = ("k", "PUT"), [("k", b"x", 3, None)]
+    batch = frame(*older, *bucket.write(following))
+    for _repeat in range(2):
+        merge(batch, str(table), **HISTORY)
+        assert versions(table) == sorted([*closed, *expected])
+
+
+@kinds
+@by_driver
+def test_newer_put_wins_beside_query(
+    kind: dict[str, Any],
+    expired: Expired,
+    bucket: Bucket,
+    table: Path,
+    frame: Frame,
+    merge: Merge,
+    reconciled: Reconciled,
+    after_comparison: AfterComparison,
+) -> None:
+    """A query merges a new value of a key after the leader reported the older one."""
+    expired("k", "l", **kind)
+    after_comparison(lambda: merge(frame(*bucket.write(("k", "PUT"))), str(table), **kind))
+    assert reconciled(**modes(kind)) == ReconcileResult(0, 0, 1, last_seq=4, replaced=1)
+    if kind is HISTORY:
+        expected = [("k", b"old", 1, 3), ("k", b"short", 3, 5), ("k", b"x", 5, None)]
+        assert versions(table)[:3] == expected
+    else:
+        assert live(table) == {"k": 5, "l": 2}
+
+
+@kinds
+@by_driver
+def test_crash_between_removal_and_replacement_mended_by_next_call(
+    kind: dict[str, Any],
+    expired: Expired,
+    bucket: Bucket,
+    table: Path,
+    reconciled: Reconciled,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expired("k", "l", **kind)
+    bucket.purge_subjects("l")
+    merge_batch, calls = Engine.merge, []
+
+    def fail_at_second(*arguments: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return merge_batch(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "merge", fail_at_second)
+        with pytest.raises(KeyboardInterrupt):
+            reconciled(**modes(kind))
+    assert len(calls) == 2
+    assert reconciled(**modes(kind)) == ReconcileResult(0, 0, 0, last_seq=4, replaced=1)
+    current = [row for row in stored(table) if not (row.get("deleted") or row.get("__END_AT"))]
+    assert [(row["key"], row["value"], row["revision"]) for row in current] == [("k", b"old", 1)]
+
+
+@by_driver
+def test_older_value_decoded(
+    expired: Expired, bucket: Bucket, table: Path, reconciled: Reconciled
+) -> None:
+    expired("k", old=base64.urlsafe_b64encode(b"plain").rstrip(b"="))
+    assert reconciled(value_codec="base64").replaced == 1
+    assert [row["value"] for row in stored(table)] == [b"plain"]
+
+
+@kinds
+@by_driver
+def test_table_with_parsed_values_keeps_rows_with_warning(
+    kind: dict[str, Any],
+    expired: Expired,
+    bucket: Bucket,
+    table: Path,
+    frame: Frame,
+    merge: Merge,
+    reconciled: Reconciled,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def parsed(*arguments: Any, **named: Any) -> None:
+        rows, *others = arguments
+        merge(rows.withColumn("text", F.col("value").cast("string")), *others, **named)
+
+    older = bucket.write(("k", "PUT"), value=b"old")
+    newer = bucket.write(("k", "PUT"), value=b"short", headers={"Nats-TTL": "1s"})
+    parsed(frame(*older, *newer), str(table), **kind)
+    wait_until(lambda: bucket.state()["messages"] == 1, "the entry expires")
+    before = stored(table)
+    assert reconciled(**modes(kind)) == ReconcileResult(0, 1, 0, last_seq=2)
+    assert stored(table) == before
+    (record,) = (one for one in caplog.records if "older value is unknown" in one.message)
+    assert "rows=1" in record.message
