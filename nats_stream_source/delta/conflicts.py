@@ -29,11 +29,6 @@ def retry_conflicts(
 ) -> _T:
     """The result of ``work``, which reads the table's newest version on each attempt.
 
-    Args:
-        work: reads the table, changes it and commits.
-        table: path or name, for the error.
-        conflicts: the exceptions of a commit that conflicts.
-
     Raises:
         TableConflictError: each of the attempts had a conflict.
     """

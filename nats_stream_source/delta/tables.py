@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 import pyarrow as pa
 
 from nats_stream_source.delta.merge_result import MergeResult
-from nats_stream_source.delta.rules.events import EventBatch, EventShape, EventSource
+from nats_stream_source.delta.rules.changes import require_valid
+from nats_stream_source.delta.rules.events import EventBatch, EventShape
 from nats_stream_source.delta.rules.layout import Layout, missing_state_error
 from nats_stream_source.delta.rules.reading import Where
 from nats_stream_source.delta.schema import (
@@ -81,25 +81,6 @@ class Table(Protocol):
 _T = TypeVar("_T", bound=Table)
 
 
-@dataclass(frozen=True, slots=True)
-class FoundTables(Generic[_T]):
-    """The tables of a batch, before any is created or changed.
-
-    Attributes:
-        shape: of the events, with the columns and types of the tables.
-        source: of the batch's rows.
-        schema: the columns of the table with those of the events.
-        table: None if it does not exist.
-        state: the state table; None if it does not exist, or the layout does not have one.
-    """
-
-    shape: EventShape
-    source: EventSource
-    schema: pa.Schema
-    table: _T | None
-    state: _T | None
-
-
 class Engine(ABC, Generic[_T]):
     """An executor of one location: the steps, without what depends on the executor.
 
@@ -146,7 +127,18 @@ class Engine(ABC, Generic[_T]):
             require_storable_names(self._name, schema)
         state = self._state()._of_table(table, layout) if layout.has_state else None
         shape = shape.fitted(schema, None if state is None else state.schema)
-        return self._merge(FoundTables(shape, batch.source, schema, table, state), upkeep)
+        self._verify(shape, table, state)
+        result: MergeResult | None = None
+        tables: tuple[_T, _T | None] | None = None
+        for rows in batch.source.parts(shape):
+            events = shape.events(rows, self._name)
+            require_valid(events, layout)
+            # Only now: no table is created with the layout of invalid events.
+            tables = tables or self._created(shape, schema, table, state, upkeep)
+            merged = self._merge(events, shape, *tables, upkeep)
+            result = merged if result is None else result + merged
+        assert result is not None  # also an empty batch is a part
+        return result
 
     def _of_table(self, table: _T | None, layout: Layout) -> _T | None:
         """The state table of a table, for the engine of its location; None if it is to be made."""
@@ -157,29 +149,47 @@ class Engine(ABC, Generic[_T]):
             raise missing_state_error(self._name)
         return found
 
-    def _created(self, found: FoundTables[_T], upkeep: Upkeep | None) -> tuple[_T, _T | None]:
+    def _created(
+        self,
+        shape: EventShape,
+        schema: pa.Schema,
+        found: _T | None,
+        found_state: _T | None,
+        upkeep: Upkeep | None,
+    ) -> tuple[_T, _T | None]:
         """The table, and its state table if its layout has one; those not found are created.
 
         Both have the columns of the events.
         """
-        layout, events = found.shape.layout, found.shape.target
+        layout, events = shape.layout, shape.target
         assert events is not None  # the shape is fitted to the table
-        table = found.table or self._create(found.schema, layout, upkeep)
-        if found.table is None:
+        table = found or self._create(schema, layout, upkeep)
+        if found is None:
             changed = not layout.entries and _stored(table.layout) != layout
-            if changed or not same_columns(found.schema, table.schema):
+            if changed or not same_columns(schema, table.schema):
                 raise TableChangedError("another writer has created the table")
         state: _T | None = None
         if layout.has_state:
             own, beside = layout.state_schema(events), self._state()
-            state = found.state or beside._create(own, layout.state(table.table_id), upkeep)
+            state = found_state or beside._create(own, layout.state(table.table_id), upkeep)
             state.add_columns(list(own))
         table.add_columns(list(layout.table_schema(events)))
         return table, state
 
     @abstractmethod
-    def _merge(self, found: FoundTables[_T], upkeep: Upkeep | None) -> MergeResult:
-        """Merge events; :meth:`_created` has the tables, once the events are valid."""
+    def _verify(self, shape: EventShape, table: _T | None, state: _T | None) -> None:
+        """Raise an error for tables that cannot get events of a shape."""
+
+    @abstractmethod
+    def _merge(
+        self,
+        events: pa.Table,
+        shape: EventShape,
+        table: _T,
+        state: _T | None,
+        upkeep: Upkeep | None,
+    ) -> MergeResult:
+        """Merge valid events into tables that have their columns."""
 
     @abstractmethod
     def _create(self, schema: pa.Schema, layout: Layout, upkeep: Upkeep | None) -> _T:

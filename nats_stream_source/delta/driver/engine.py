@@ -8,7 +8,6 @@ always has the events of every writer.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import pyarrow as pa
 
@@ -24,11 +23,11 @@ from nats_stream_source.delta.refused import (
     implied_features,
     path_outside,
 )
-from nats_stream_source.delta.rules.changes import changes_of, recorded_changes, require_valid
+from nats_stream_source.delta.rules.changes import changes_of, recorded_changes
 from nats_stream_source.delta.rules.events import EventShape
 from nats_stream_source.delta.rules.layout import Layout
 from nats_stream_source.delta.rules.reading import Reader, RowChanges
-from nats_stream_source.delta.tables import Engine, EngineRefusedError, FoundTables
+from nats_stream_source.delta.tables import Engine, EngineRefusedError
 from nats_stream_source.delta.upkeep import Upkeep
 from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.logs import field_logger
@@ -76,24 +75,33 @@ class DriverEngine(Engine[DriverTable]):
         if self._beside is not None:
             self._beside.wait()
 
-    def _merge(self, found: FoundTables[DriverTable], upkeep: Upkeep | None) -> MergeResult:
-        for one in (found.table, found.state):
+    def _verify(
+        self, shape: EventShape, table: DriverTable | None, state: DriverTable | None
+    ) -> None:
+        for one in (table, state):
             if one is not None:
                 one.build()  # refused before anything is written if the index exceeds its limit
-        shape, layout = found.shape, found.shape.layout
-        result: MergeResult | None = None
-        for rows in found.source.parts(shape):
-            events = shape.events(rows, self._name)
-            require_valid(events, layout)  # before there is a table with their layout
-            if result is None:
-                table, state = self._created(found, upkeep)
-            select = partial(_changes, events, shape, state, upkeep)
-            merged = table.change(select, upkeep, self._position)
-            if merged.changed:
-                merged = replace(merged, newest=newest_created(events))
-            result = merged if result is None else result + merged
-        assert result is not None  # also an empty batch is a part
-        return result
+
+    def _merge(
+        self,
+        events: pa.Table,
+        shape: EventShape,
+        table: DriverTable,
+        state: DriverTable | None,
+        upkeep: Upkeep | None,
+    ) -> MergeResult:
+        layout = shape.layout
+
+        def select(rows: Reader) -> RowChanges:
+            if state is None:
+                return changes_of(events, layout, shape.tracked, rows, None)
+            changes = state.read(lambda of: changes_of(events, layout, shape.tracked, rows, of))
+            if len(changes.state):
+                state.change(lambda of: recorded_changes(changes.state, layout, of), upkeep)
+            return changes
+
+        result = table.change(select, upkeep, self._position)
+        return replace(result, newest=newest_created(events)) if result.changed else result
 
     def _state(self) -> DriverEngine:
         if self._beside is None:
@@ -136,23 +144,6 @@ class DriverEngine(Engine[DriverTable]):
                 f"{action}remove the argument, which is for new tables"
             )
         self.table.open(state)
-
-
-def _changes(
-    events: pa.Table,
-    shape: EventShape,
-    state: DriverTable | None,
-    upkeep: Upkeep | None,
-    rows: Reader,
-) -> RowChanges:
-    """The changes of the table; those of its state table are committed."""
-    layout = shape.layout
-    if state is None:
-        return changes_of(events, layout, shape.tracked, rows, None)
-    changes = state.read(lambda of: changes_of(events, layout, shape.tracked, rows, of))
-    if len(changes.state):
-        state.change(lambda of: recorded_changes(changes.state, layout, of), upkeep)
-    return changes
 
 
 def _require_supported(problem: str | None) -> None:

@@ -1,47 +1,80 @@
-"""The events of a batch of Spark: selected columns, sequence and delete flag.
+"""The batches of a query of Spark: their events, and how these reach the rule.
 
-Expressions in ``sequence_by`` and ``apply_as_deletes`` see all columns of the batch. For rows of a
-bucket in their own order, the event columns are computed in Arrow, see
+**Columns.** Expressions in ``sequence_by`` and ``apply_as_deletes`` see all columns of the batch.
+For rows of a bucket in their own order, the event columns are computed in Arrow, see
 :mod:`nats_stream_source.delta.rules.events`: as expressions of Spark they would be analysed and
 compiled again for each batch. Else Spark computes them in one select.
+
+**A small batch** is collected as it is, up to a limit of rows, if the last one was small: a
+reduction by the executors is a second Python step of each task, which takes as long as all the rest
+of a batch of some hundred rows. The limit follows the size of the rows. A batch that exceeds it is
+read again, and the rows of the first attempt, which can be a part of the batch, are dropped.
+
+**A batch** is reduced by the executors to the events that decide (``mapInArrow``), without a
+shuffle, and read once. A partition stops at its share of what is collected at once.
+
+**A larger batch** is reduced, persisted, measured and collected part by part. A hash of the key
+decides on the part: all events of a key are merged together, since a PUT that is merged after its
+key's delete would revive the row. A part is collected in steps, since the driver's JVM holds what
+is on its way to this process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import LongType, StructField, StructType
 
 from nats_stream_source.delta.conflicts import first_line
 from nats_stream_source.delta.rules.arguments import PUT, ChangeRules, is_entries
-from nats_stream_source.delta.rules.events import EventBatch, event_shape
+from nats_stream_source.delta.rules.events import EventBatch, EventShape, event_shape
 from nats_stream_source.delta.rules.layout import (
     DELETE,
     ORDER_COLUMNS,
     SEQUENCE,
     TIME,
     UNAVAILABLE,
+    Layout,
 )
-from nats_stream_source.delta.schema import validate_names
-from nats_stream_source.delta.spark.collect import Collector, DataFrameSource
-from nats_stream_source.delta.spark.columns import arrow_schema, quote
+from nats_stream_source.delta.rules.order import DecidingEvents
+from nats_stream_source.delta.schema import OWN_PREFIX, validate_names
+from nats_stream_source.delta.spark.columns import arrow_schema, nullable, quote
 from nats_stream_source.errors import ConfigurationError
+
+# Up to here the rows of a batch reach the driver faster than the executors start to reduce them.
+_FEW_ROWS = 10_000
+_FEW_BYTES = 8 << 20
+
+MAX_ROWS = 1_000_000
+MAX_BYTES = 256 << 20
+"""The bound of a part, in rows and in bytes of Arrow."""
+
+_ONCE_BYTES = 64 << 20  # that the JVM of the driver holds, twice, while they are collected
+_GROUP_BYTES = 64 << 20  # an executor holds twice as much
+_MANY_PARTITIONS = 32  # assumed of a query's first batch
+
+# Columns that user tables do not have. The first row of each group has the rows that were read for
+# it, or _EXCEEDED, and its bytes.
+_READ, _BYTES = OWN_PREFIX + "read", OWN_PREFIX + "bytes"
+_SLOT = OWN_PREFIX + "slot"  # of the key, by its hash
+_SLOTS = 4096
+_OWN = (_READ, _BYTES, _SLOT)
+_EXCEEDED = -1
+
+_Work = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 def batch_of(frame: DataFrame, rules: ChangeRules, collector: Collector) -> EventBatch:
-    """The events of a batch.
-
-    Args:
-        frame: the batch as the user gave it.
-        rules: how its events change the table.
-        collector: of the query's batches.
-
-    Raises:
-        ConfigurationError: the rules do not fit the batch.
-    """
+    """The events of a batch; ConfigurationError if the rules do not fit it."""
     columns = frame.columns
     rules.validate_columns(columns)
     validate_names(columns)
@@ -146,3 +179,155 @@ def _attributes(expressions: Any) -> Iterator[str]:
             yield one.name()
         elif kind == "CreateNamedStruct":
             yield from _attributes(one.valExprs())
+
+
+class Collector:
+    """Collects the batches of one query, one after the other: what it has learned of the last ones.
+
+    Attributes:
+        few: rows up to which the next batch is collected as it is.
+        partitions: into how many partitions the last batch was divided; 0 before the first.
+        large: whether the last batch was more than what is collected at once.
+    """
+
+    def __init__(self) -> None:
+        self.few = 0
+        self.partitions = 0
+        self.large = False
+
+    def parts(self, frame: DataFrame, layout: Layout) -> Iterator[pa.Table]:
+        """The rows whose events decide; they are read twice if they are many more than before."""
+        if self.few:
+            rows = frame.limit(self.few + 1).toArrow()
+            if rows.num_rows <= self.few:
+                self._learn(rows, rows.num_rows)
+                yield rows
+                return
+        if not self.large:
+            reduced = self._reduced(frame, layout)
+            if reduced is not None:
+                yield reduced
+                return
+        yield from self._parts(frame, layout)
+
+    def _reduced(self, frame: DataFrame, layout: Layout) -> pa.Table | None:
+        """All events that decide; None if they exceed the bound."""
+        partitions = self.partitions
+        if not partitions:
+            shuffled = frame.sparkSession.conf.get("spark.sql.shuffle.partitions", None)
+            partitions = max(_MANY_PARTITIONS, int(shuffled or 0))
+        share = MAX_ROWS // partitions, _ONCE_BYTES // partitions
+        collected = _reducing(frame, layout, share).toArrow()
+        read = collected[_READ]
+        if pc.any(pc.equal(read, _EXCEEDED)).as_py():
+            return None
+        self.partitions = max(1, len(read) - read.null_count)
+        rows = collected.drop_columns([_READ, _BYTES])
+        self._learn(rows, pc.sum(read).as_py() or 0)
+        return rows
+
+    def _parts(self, frame: DataFrame, layout: Layout) -> Iterator[pa.Table]:
+        """The events that decide, of a batch of any size."""
+        reduced = _reducing(frame, layout, None)
+        keys = [
+            # One value for equal keys: 0.0 in place of -0.0.
+            F.col(quote(key)) + F.lit(0.0) if kind in ("float", "double") else F.col(quote(key))
+            for key, kind in reduced.dtypes
+            if key in layout.keys
+        ]
+        slot = F.pmod(F.xxhash64(*keys), F.lit(_SLOTS)).cast("int").alias(_SLOT)
+        # Sorted, so that a part is read from its own blocks of the cache only.
+        persisted = reduced.select("*", slot).sortWithinPartitions(_SLOT).persist()
+        try:
+            measured = persisted.agg(
+                F.count(F.lit(1)).alias("rows"),
+                F.coalesce(F.sum(_BYTES), F.lit(0)).alias("bytes"),
+                F.coalesce(F.sum(_READ), F.lit(0)).alias("read"),
+                F.count(_READ).alias("partitions"),
+            ).first()
+            assert measured is not None  # an aggregate without GROUP BY has one row
+            count = max(1, -(-measured.rows // MAX_ROWS), -(-measured.bytes // MAX_BYTES))
+            steps = -(-measured.bytes // (count * _ONCE_BYTES)) or 1  # of a part
+            edges = np.linspace(0, _SLOTS, min(count, _SLOTS) * steps + 1).astype(int).tolist()
+            slices = [
+                persisted.where(F.col(_SLOT).between(start, end - 1)).drop(*_OWN)
+                for start, end in pairwise(edges)
+            ]
+            self.large = len(slices) > 1
+            self.partitions = max(1, measured.partitions)
+            self.few = 0
+            for first in range(0, len(slices), steps):
+                part = pa.concat_tables([one.toArrow() for one in slices[first : first + steps]])
+                if not self.large:
+                    self._learn(part, measured.read)
+                yield part
+        finally:
+            persisted.unpersist()
+
+    def _learn(self, rows: pa.Table, read: int) -> None:
+        if rows.num_rows:
+            few = min(_FEW_ROWS, _FEW_BYTES * rows.num_rows // max(1, rows.nbytes))
+            self.few = few if read <= few else 0
+
+
+@dataclass(frozen=True)
+class DataFrameSource:
+    """See :class:`nats_stream_source.delta.rules.events.EventSource`."""
+
+    frame: DataFrame
+    collector: Collector = field(default_factory=Collector)
+
+    def parts(self, shape: EventShape) -> Iterator[pa.Table]:
+        """The rows whose events decide, in one table or several."""
+        return self.collector.parts(self.frame, shape.layout)
+
+
+def _reducing(frame: DataFrame, layout: Layout, share: tuple[int, int] | None) -> DataFrame:
+    """The events that decide, as each executor finds them, with the columns of a group's size.
+
+    A partition stops after its share of rows and bytes, if there is one.
+    """
+    names = frame.columns
+    own = [StructField(_READ, LongType()), StructField(_BYTES, LongType())]
+    output = StructType([*nullable(frame.schema).fields, *own])
+    # `mapInArrow` resolves names as expressions: a dot is a field, a backquote an error.
+    plain = frame.toDF(*(f"{OWN_PREFIX}{number}" for number in range(len(names))))
+    return plain.mapInArrow(_work(names, layout, share), output)
+
+
+def _work(names: list[str], layout: Layout, share: tuple[int, int] | None) -> _Work:
+    def reduce(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = size = 0
+        named = (batch.rename_columns(names) for batch in batches)
+        for group, read in _groups(named, layout):
+            rows, size = rows + group.num_rows, size + group.nbytes
+            exceeded = share is not None and (rows > share[0] or size > share[1])
+            group = group[:1] if exceeded else group
+            for name, value in (
+                (_READ, _EXCEEDED if exceeded else read),
+                (_BYTES, group.nbytes),
+            ):
+                column = pa.array([value, *([None] * (len(group) - 1))], pa.int64())
+                group = group.append_column(name, column)
+            yield from group.to_batches()
+            if exceeded:
+                return
+
+    return reduce
+
+
+def _groups(batches: Iterator[pa.RecordBatch], layout: Layout) -> Iterator[tuple[pa.Table, int]]:
+    """The events that decide of each group of batches, and how many rows it had."""
+    deciding: DecidingEvents | None = None
+    read = size = 0
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        deciding = deciding or DecidingEvents(batch.schema, layout)
+        deciding.add(batch)
+        read, size = read + batch.num_rows, size + batch.nbytes
+        if size >= _GROUP_BYTES:
+            yield deciding.table(), read
+            deciding, read, size = None, 0, 0
+    if deciding is not None:
+        yield deciding.table(), read

@@ -1,6 +1,6 @@
 """Engine ``"spark"``: the rule in this process, its changes by Delta Lake's MERGE.
 
-**Steps**, for each part of a batch (:mod:`collect`). 1. Read the rows of its keys; of a bucket's
+**Steps**, for each part of a batch (:mod:`batch`). 1. Read the rows of its keys; of a bucket's
 entries, only their keys and order. 2. The rule computes the changes, and reads the state of the
 keys if the table has one. 3. MERGE the state, then the table. A MERGE without changes is left out;
 if only the state has changed, that of the table commits a version without changes.
@@ -30,7 +30,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from nats_stream_source.delta.conflicts import retry_conflicts
 from nats_stream_source.delta.merge_result import MergeResult, newest_created
-from nats_stream_source.delta.rules.changes import changes_of, require_valid
+from nats_stream_source.delta.rules.changes import changes_of
 from nats_stream_source.delta.rules.events import EventShape
 from nats_stream_source.delta.rules.layout import (
     DELETED_COLUMN,
@@ -54,7 +54,6 @@ from nats_stream_source.delta.spark.session import (
 from nats_stream_source.delta.spark.table import CONFLICTS, SparkTable
 from nats_stream_source.delta.tables import (
     Engine,
-    FoundTables,
     TableChangedError,
     not_a_table_error,
 )
@@ -71,8 +70,6 @@ class SparkEngine(Engine[SparkTable]):
     """See :class:`nats_stream_source.delta.tables.Engine`.
 
     Args:
-        spark: the session of the table.
-        name: path, URI or name as the user gave it.
         path: the path or URI for Spark; None for a name in the catalog.
     """
 
@@ -96,28 +93,17 @@ class SparkEngine(Engine[SparkTable]):
                 raise
             return None
 
-    def _merge(self, found: FoundTables[SparkTable], upkeep: Upkeep | None) -> MergeResult:
-        shape = found.shape
+    def _verify(
+        self, shape: EventShape, table: SparkTable | None, state: SparkTable | None
+    ) -> None:
         assert shape.target is not None  # the shape is fitted to the table
-        if found.table is not None:
-            found.table.require_mergeable()
-            found.table.with_columns(list(shape.layout.table_schema(shape.target)))
-        if found.state is not None:
-            found.state.with_columns(list(shape.layout.state_schema(shape.target)))
-        result: MergeResult | None = None
-        tables: tuple[SparkTable, SparkTable | None] | None = None
-        for rows in found.source.parts(shape):
-            events = shape.events(rows, self._name)
-            require_valid(events, shape.layout)
-            # The batch is read with the settings of the session: its rows are the user's.
-            with temporary_settings(self._spark):
-                tables = tables or self._created(found, upkeep)
-                merged = self._merged(events, shape, *tables, upkeep)
-            result = merged if result is None else result + merged
-        assert result is not None  # also an empty batch is a part
-        return result
+        if table is not None:
+            table.require_mergeable()
+            table.with_columns(list(shape.layout.table_schema(shape.target)))
+        if state is not None:
+            state.with_columns(list(shape.layout.state_schema(shape.target)))
 
-    def _merged(
+    def _merge(
         self,
         events: pa.Table,
         shape: EventShape,
@@ -126,14 +112,18 @@ class SparkEngine(Engine[SparkTable]):
         upkeep: Upkeep | None,
     ) -> MergeResult:
         conflicts = (*CONFLICTS, TableChangedError)
-        result, recorded = retry_conflicts(
-            lambda: _merge_events(self._spark, events, shape, table, state), self._name, conflicts
-        )
-        if upkeep and recorded and state is not None:
-            state.upkeep_after_commit(upkeep)
-        if not (upkeep and result.changed):
-            return result
-        return replace(result, maintained=table.upkeep_after_commit(upkeep))
+        # The batch was read with the settings of the session: its rows are the user's.
+        with temporary_settings(self._spark):
+            result, recorded = retry_conflicts(
+                lambda: _merge_events(self._spark, events, shape, table, state),
+                self._name,
+                conflicts,
+            )
+            if upkeep and recorded and state is not None:
+                state.upkeep_after_commit(upkeep)
+            if not (upkeep and result.changed):
+                return result
+            return replace(result, maintained=table.upkeep_after_commit(upkeep))
 
     def _state(self) -> SparkEngine:
         path = None if self._path is None else state_name(self._path)
@@ -148,7 +138,8 @@ class SparkEngine(Engine[SparkTable]):
         for key, value in properties.items():
             builder = builder.property(key, value)
         try:
-            builder.addColumns(spark_schema(schema)).execute()
+            with temporary_settings(self._spark):
+                builder.addColumns(spark_schema(schema)).execute()
         except AnalysisException as error:
             if error.getCondition() not in _NOT_A_TABLE:
                 raise
@@ -157,13 +148,7 @@ class SparkEngine(Engine[SparkTable]):
 
 
 class _RowsOfKeys:
-    """A :class:`nats_stream_source.delta.rules.reading.Reader` of the rows of one set of keys.
-
-    Args:
-        table: the table, or its state table.
-        columns: those that are read.
-        keys: the names of the key columns.
-    """
+    """A :class:`nats_stream_source.delta.rules.reading.Reader` of the rows of one set of keys."""
 
     def __init__(self, table: SparkTable, columns: Sequence[str], keys: Sequence[str]) -> None:
         self._table = table
@@ -241,40 +226,26 @@ def _merge_as_read(
     gone: pa.Table,
     identity: Sequence[str],
 ) -> Row:
-    """Upsert and remove rows in one MERGE; returns its counts.
+    """Upsert and remove rows of a table or state table in one MERGE; returns its counts.
 
     Args:
-        spark: the session.
-        table: the table, or its state table.
-        upserts: rows of the table.
         before: the row that each upsert replaces, as it was read; nulls for none.
         gone: the rows that are removed, as they were read.
         identity: the columns that identify a row.
-
-    Raises:
-        TableChangedError: a row is another one meanwhile; nothing is changed.
     """
-    read = pa.schema([stored_field(table.schema.field(name)) for name in before.column_names])
+    read = [stored_field(table.schema.field(name)) for name in before.column_names]
     written = [stored_field(table.schema.field(name)) for name in upserts.column_names]
-    schema = pa.schema([(_REMOVED, pa.bool_()), *written, (_READ, pa.struct(list(read)))])
+    own = [pa.field(_READ, pa.struct(read)), pa.field(_REMOVED, pa.bool_())]
 
     def part(rows: pa.Table, known: pa.Table, removed: bool) -> pa.Table:
-        columns = [known[field.name].cast(field.type).combine_chunks() for field in read]
-        return pa.table(
-            [
-                pa.array(np.full(len(rows), removed)),
-                *(
-                    rows[field.name].cast(field.type)
-                    if field.name in rows.column_names
-                    else pa.nulls(len(rows), field.type)
-                    for field in written
-                ),
-                pa.StructArray.from_arrays(columns, fields=list(read)),
-            ],
-            schema=schema,
-        )
+        structs = known.combine_chunks().to_struct_array()
+        flags = pa.array(np.full(len(rows), removed))
+        return rows.combine_chunks().append_column(_READ, structs).append_column(_REMOVED, flags)
 
-    changed = pa.concat_tables([part(upserts, before, False), part(gone, gone, True)])
+    identified = upserts.select(list(identity)).schema
+    removals = part(gone.select(list(identity)).cast(identified), gone, True)
+    changed = pa.concat_tables([part(upserts, before, False), removals], promote_options="default")
+    source = spark.createDataFrame(changed, spark_schema(pa.schema([*written, *own])))
     columns: dict[str, str | Column] = {
         quote(name): F.col(f"s.{quote(name)}") for name in upserts.column_names
     }
@@ -284,7 +255,6 @@ def _merge_as_read(
     matched = F.col(f"t.{key}").isNotNull() & F.col(f"s.{key}").isNotNull()
     fails = F.raise_error(F.lit(_CHANGED)).cast("boolean")
     as_read = F.when(same, F.lit(True)).when(matched, fails).otherwise(F.lit(False))
-    source = spark.createDataFrame(changed, spark_schema(schema))
     equal = (F.col(f"t.{quote(name)}") == F.col(f"s.{quote(name)}") for name in identity)
     merger = (
         table.target.alias("t")

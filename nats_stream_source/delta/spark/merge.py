@@ -31,9 +31,8 @@ from nats_stream_source.delta.merge_result import MergeResult, merge_metrics
 from nats_stream_source.delta.rules.arguments import ChangeRules, ScdType
 from nats_stream_source.delta.rules.events import EventBatch
 from nats_stream_source.delta.rules.layout import Deletes
-from nats_stream_source.delta.spark.batch import batch_of
+from nats_stream_source.delta.spark.batch import Collector, batch_of
 from nats_stream_source.delta.spark.choice import EngineChoice, require_engine
-from nats_stream_source.delta.spark.collect import Collector
 from nats_stream_source.delta.upkeep import DEFAULT_UPKEEP, Upkeep
 from nats_stream_source.logs import field_logger
 from nats_stream_source.metrics import recorder

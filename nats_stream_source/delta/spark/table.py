@@ -79,15 +79,10 @@ class SparkTable:
     """See :class:`nats_stream_source.delta.tables.Table`.
 
     Args:
-        spark: the session of the table.
-        name: path, URI or name as the user gave it.
-        path: the path or URI for Spark; None for a name in the catalog.
+        path: the path or URI for Spark; None for a name in the catalog, which must have it.
 
     Attributes:
         target: the table for Delta's own functions.
-
-    Raises:
-        AnalysisException: a name that the catalog does not have.
     """
 
     def __init__(self, spark: SparkSession, name: str, path: str | None) -> None:

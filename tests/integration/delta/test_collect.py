@@ -12,9 +12,8 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from nats_stream_source.delta.rules.arguments import ChangeRules
 from nats_stream_source.delta.rules.events import EventBatch
-from nats_stream_source.delta.spark import collect
-from nats_stream_source.delta.spark.batch import batch_of
-from nats_stream_source.delta.spark.collect import Collector
+from nats_stream_source.delta.spark import batch as batches
+from nats_stream_source.delta.spark.batch import Collector, batch_of
 
 pytestmark = pytest.mark.delta
 
@@ -60,19 +59,13 @@ def test_batches_of_query_small_large_and_small(spark: SparkSession) -> None:
     """Only a batch that outgrows the last one is read twice, and every result is the same."""
     collector = Collector()
     seen = []
-    for rows in (100, 100, 25_000, 100, 100):
+    for rows in (0, 100, 0, 100, 25_000, 100, 100):
         few = collector.few
         found, jobs = _collect(collector, _batch(spark, rows, 50))
         assert found == _newest(rows, 50)
-        seen.append((rows, few > 0, few > 0 and rows > few, jobs))
-    assert [one[:3] for one in seen] == [
-        (100, False, False),
-        (100, True, False),
-        (25_000, True, True),
-        (100, False, False),
-        (100, True, False),
-    ]
-    reduced, few, again = seen[0][3], seen[1][3], seen[2][3]
+        seen.append((few > 0, jobs))
+    assert [few for few, _ in seen] == [False, False, True, True, True, False, True]
+    reduced, few, again = seen[1][1], seen[3][1], seen[4][1]
     assert again == few + reduced
 
 
@@ -87,19 +80,10 @@ def test_large_values_after_small_batch_lower_limit(spark: SparkSession) -> None
     assert collector.few == 0
 
 
-def test_empty_batch_keeps_limit(spark: SparkSession) -> None:
-    collector = Collector()
-    assert _collect(collector, _batch(spark, 0, 1))[0] == {}
-    assert collector.few == 0
-    _collect(collector, _batch(spark, 10, 5))
-    assert _collect(collector, _batch(spark, 0, 1))[0] == {}
-    assert collector.few == 10_000
-
-
 @pytest.fixture
 def bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bound of two rows, which each batch of the tests exceeds."""
-    monkeypatch.setattr(collect, "MAX_ROWS", 2)
+    monkeypatch.setattr(batches, "MAX_ROWS", 2)
 
 
 @pytest.fixture
@@ -172,7 +156,7 @@ def test_executor_collects_groups_of_bounded_bytes(
     """A partition is reduced group by group, and the driver has the newest of all groups."""
     collector = Collector()
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "100")
-    monkeypatch.setattr(collect, "_GROUP_BYTES", 1000)
+    monkeypatch.setattr(batches, "_GROUP_BYTES", 1000)
     try:
         assert _collect(collector, _batch(spark, 2_000, 20))[0] == _newest(2_000, 20)
     finally:
