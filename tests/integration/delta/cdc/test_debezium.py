@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -15,6 +14,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from nats_stream_source.delta import debezium_changes
 from nats_stream_source.errors import ConfigurationError
+from tests.integration.delta.merge_model import Merge, by_driver, spark_in_faults
+from tests.integration.delta.table_content import columns_of
 
 EVENTS = Path(__file__).with_name("debezium_events")
 """Events as Debezium published them: from ``debezium_changes``'s point of view, facts.
@@ -58,40 +59,9 @@ def messages(spark: SparkSession) -> Any:
     return make
 
 
-def table_of(changes: list[Row], keys: list[str]) -> dict[Any, Row]:
-    """The table after the changes by the documented rules, whatever their order."""
-    table: dict[Any, Row] = {}
-    for change in sorted(changes, key=lambda row: (row._lsn, row._sequence)):
-        key = tuple(change[name] for name in keys)
-        before = table.pop(key, None)
-        if change._operation != "d":
-            kept = {name: before[name] for name in change._unavailable} if before else {}
-            table[key] = Row(**{**change.asDict(), **kept})
-    return table
-
-
 def event(op: str, after: Any = None, before: Any = None, **fields: Any) -> str:
     envelope = {"op": op, "before": before, "after": after, "source": {"lsn": 100}, "ts_ms": 1}
     return json.dumps({**envelope, **fields})
-
-
-@pytest.mark.parametrize("name", ["debezium-server-default", "key-tombstone-msgid-tx"])
-def test_changes_equal_rows_of_database(messages: Any, name: str) -> None:
-    events = read_events(name)
-    random.Random(5).shuffle(events)
-
-    changes, corrupt = debezium_changes(messages(events), CUSTOMERS, keys=["id"])
-
-    table = table_of(changes.collect(), ["id"])
-    assert {row.id: (row.name, row.email, row.phone) for row in table.values()} == ROWS
-    assert corrupt.count() == 0
-
-
-def test_snapshot_row_older_than_change_with_smaller_lsn(messages: Any) -> None:
-    changes, _ = debezium_changes(messages(read_events("snapshot-edge")), CUSTOMERS, keys=["id"])
-
-    table = table_of(changes.collect(), ["id"])
-    assert {row.id: row.name for row in table.values()} == {1: "late", 2: "Bob"}
 
 
 def test_values_have_declared_types(messages: Any) -> None:
@@ -359,3 +329,61 @@ def test_invalid_argument_named(messages: Any, arguments: dict[str, Any], messag
 
     with pytest.raises(ConfigurationError, match=message):
         debezium_changes(frame, **arguments)
+
+
+RULES: dict[str, Any] = {
+    "keys": ["id"],
+    "sequence_by": ["_lsn", "_sequence"],
+    "apply_as_deletes": "_operation = 'd'",
+    "unavailable_columns": "_unavailable",
+    "except_column_list": ["_operation"],
+}
+
+
+def changes_of(frame: DataFrame, schema: str) -> DataFrame:
+    """The changes of messages none of which is corrupt."""
+    changes, corrupt = debezium_changes(frame, schema, keys=["id"])
+    assert corrupt.isEmpty()
+    return changes
+
+
+@pytest.mark.delta
+@pytest.mark.parametrize("name", ["debezium-server-default", "key-tombstone-msgid-tx"])
+@spark_in_faults
+def test_table_equals_rows_of_database(messages: Any, table: Path, merge: Merge, name: str) -> None:
+    events = read_events(name)
+    # After a crash, the connector publishes events again, and the query reads some again.
+    again = [(subject, data, sequence + 1000) for subject, data, sequence in events[10:30]]
+    batches = [events[:20], events[15:], again]
+    for batch in batches:
+        merge(changes_of(messages(batch), CUSTOMERS), str(table), **RULES)
+
+    rows = columns_of(table, "id", "name", "email", "phone")
+    assert {row[0]: row[1:] for row in rows} == ROWS
+
+
+@pytest.mark.delta
+@by_driver
+def test_snapshot_row_older_than_change_with_smaller_lsn(
+    messages: Any, table: Path, merge: Merge
+) -> None:
+    merge(changes_of(messages(read_events("snapshot-edge")), CUSTOMERS), str(table), **RULES)
+    assert columns_of(table, "id", "name") == [(1, "late"), (2, "Bob")]
+
+
+@pytest.mark.delta
+def test_table_keeps_unavailable_values(messages: Any, table: Path, merge: Merge) -> None:
+    created, updated = read_events("types", "dbz.public.types")
+    value = json.loads(created[1])["after"]["big"]
+    again = updated[1].replace('"f":1.5', '"f":2.5').replace('"lsn":39085296', '"lsn":39085297')
+    other = created[1].replace('"id":1,', '"id":2,').replace('"lsn":39084816', '"lsn":39084817')
+
+    for batch in (
+        [created, (created[0], other, 4)],
+        [updated],
+        [(updated[0], again, 6), (updated[0], other, 5)],
+    ):
+        changes = changes_of(messages(batch), "id INT, f DOUBLE, big STRING")
+        merge(changes, str(table), **RULES)
+
+    assert columns_of(table, "id", "f", "big") == [(1, 2.5, value), (2, 0.5, value)]

@@ -1,0 +1,210 @@
+"""Events merged by each engine: Spark's situations, the forms of arguments, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from nats_stream_source.delta import merge as merge_batch
+from nats_stream_source.delta import merge_changes
+from nats_stream_source.errors import ConfigurationError
+from tests.integration.delta.merge_model import EventFrame, Merge, by_driver, spark_in_faults
+from tests.integration.delta.table_content import columns_of, versions
+from tests.support.cdc.events import RULES, SITUATIONS, Event, events_of
+from tests.support.delta import rows_of
+
+pytestmark = pytest.mark.delta
+UNIQUE = [name for name, situation in SITUATIONS.items() if not situation["ties"]]
+HISTORY: dict[str, Any] = {"stored_as_scd_type": 2}
+
+
+@pytest.mark.parametrize(
+    ("engine", "column", "arguments"),
+    [
+        ("driver", "scd1", {}),
+        ("driver", "scd1", {"deletion_vectors": False}),
+        ("driver", "scd2_track_a_b", HISTORY),
+        ("driver", "scd2_track_a", {**HISTORY, "track_history_column_list": ["a"]}),
+        ("spark", "scd1", {}),
+        ("spark", "scd2_track_a_b", HISTORY),
+        pytest.param("alternating", "scd2_track_a_b", HISTORY, marks=pytest.mark.faults),
+    ],
+    indirect=["engine"],
+)
+def test_situations_give_rows_of_auto_cdc(
+    table: Path, merge_events: Merge, column: str, arguments: dict[str, Any]
+) -> None:
+    # A merge by Spark takes seconds: all situations share a batch, each with its own key.
+    bounds = ("__START_AT", "__END_AT") if column != "scd1" else ()
+    for turn in range(max(len(SITUATIONS[name]["batches"]) for name in UNIQUE)):
+        batch, expected = [], []
+        for name in UNIQUE:
+            batches = events_of(name)
+            batch += batches[turn] if turn < len(batches) else []
+            after = SITUATIONS[name]["after"][min(turn, len(batches) - 1)]
+            expected += [(name, *row) for row in after[column]]
+        merge_events(batch, **arguments)
+        rows = columns_of(table, "key", *bounds, "seq", "a", "b")
+        assert rows == sorted(expected, key=lambda row: row[:2])
+
+
+# The second event changes nothing but the sequence, the third one `a`, and the fourth one `b`.
+FORMS = [("k", 1, 1, "U", 1, "x"), ("k", 1, 2, "U", 1, "x"), ("k", 2, 1, "U", 2, "x")]
+FORMS += [("k", 2, 3, "U", 2, "y"), ("gone", 1, 1, "U", 1, "x"), ("gone", 1, 2, "D", 5, "z")]
+OF_KEYS: dict[str, Any] = {"keys": ["key"], "apply_as_deletes": "op = 'D'"}
+SEQUENCES: dict[str, Callable[[], Any]] = {
+    "names": lambda: ["high", "low"],
+    "Columns": lambda: [F.col("HIGH"), F.col("low").cast("long")],
+    "struct": lambda: "struct(high, low)",
+    "struct of Columns": lambda: F.struct("high", F.struct("low")),
+}
+
+
+@pytest.fixture
+def batch(spark: SparkSession) -> DataFrame:
+    return spark.createDataFrame(FORMS, "key STRING, high INT, low INT, op STRING, a INT, b STRING")
+
+
+def starts(table: Path) -> list[tuple[Any, ...]]:
+    """Return key, the numbers of the start, and values of each version."""
+    rows = rows_of(DeltaTable(table))
+    return sorted((row["key"], *_numbers(row["__START_AT"]), row["a"], row["b"]) for row in rows)
+
+
+def _numbers(sequence: Any) -> list[int]:
+    if not isinstance(sequence, dict):
+        return [sequence]
+    return [number for part in sequence.values() for number in _numbers(part)]
+
+
+VERSIONS = [("k", 1, 1, 1, "x"), ("k", 2, 1, 2, "x"), ("k", 2, 3, 2, "y")]
+
+
+@pytest.mark.parametrize(
+    ("sequence", "arguments", "expected"),
+    [
+        *((of, {}, VERSIONS) for of in SEQUENCES.values()),
+        (
+            SEQUENCES["names"],
+            {"track_history_except_column_list": ["b"]},
+            [("k", 1, 1, 1, "x"), ("k", 2, 1, 2, "y")],
+        ),
+        # A column from which a sequence is computed can be a payload with the values.
+        (
+            lambda: "high * 10 + low",
+            {},
+            [("k", 11, 1, "x"), ("k", 12, 1, "x"), ("k", 21, 2, "x"), ("k", 23, 2, "y")],
+        ),
+    ],
+    ids=[*SEQUENCES, "excepted", "computed"],
+)
+def test_columns_of_sequence_and_excepted_ones_do_not_make_versions(
+    batch: DataFrame,
+    table: Path,
+    sequence: Callable[[], Any],
+    arguments: dict[str, Any],
+    expected: list[tuple[Any, ...]],
+) -> None:
+    rules = {**OF_KEYS, "sequence_by": sequence(), "stored_as_scd_type": 2, **arguments}
+    merge_batch(batch, str(table), engine="driver", **rules)
+    assert [version for version in starts(table) if version[0] == "k"] == expected
+
+
+@pytest.mark.parametrize("sequence", SEQUENCES)
+@spark_in_faults
+def test_sequence_that_is_not_of_plain_columns_is_stored(
+    batch: DataFrame, table: Path, merge: Merge, sequence: str
+) -> None:
+    selected = ["key", "low", "a"] if sequence == "names" else ["key", "high", "low", "a"]
+    rules = {**OF_KEYS, "sequence_by": SEQUENCES[sequence](), "column_list": selected}
+    merge(batch.where("high = 1 AND op = 'U'"), str(table), **rules)
+    merge(batch, str(table), **rules)
+    assert DeltaTable(table).schema().to_arrow().names == [*selected, "__SEQUENCE"]
+    ((key, stored, a),) = columns_of(table, "key", "__SEQUENCE", "a")
+    assert (key, _numbers(stored), a) == ("k", [2, 3], 2)
+    before = DeltaTable(table).version()
+    merge(batch, str(table), **rules)
+    assert DeltaTable(table).version() == before
+
+
+@spark_in_faults
+def test_column_list_and_condition_as_column(batch: DataFrame, table: Path, merge: Merge) -> None:
+    rules: dict[str, Any] = {"keys": "key", "column_list": ["b", "key"]}
+    condition, sequence = F.col("op") == "D", F.col("high") * 10 + F.col("low")
+    merge(batch, str(table), **rules, apply_as_deletes=condition, sequence_by=sequence)
+    assert DeltaTable(table).schema().to_arrow().names == ["key", "b", "__SEQUENCE"]
+    assert columns_of(table, "key", "b", "__SEQUENCE") == [("k", "y", 23)]
+
+
+ONE = [Event("a", 1, "U", 1, "x")]
+
+
+@by_driver
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"sequence_by": "nothing + 1"}, "sequence_by or apply_as_deletes is invalid"),
+        ({"sequence_by": "map(seq, seq)"}, "MAP<BIGINT,BIGINT>, which cannot be ordered"),
+        ({"apply_as_deletes": "seq + 1"}, "apply_as_deletes is invalid .*BIGINT"),
+    ],
+)
+def test_rules_that_do_not_fit_batch_are_refused(
+    merge_events: Merge, table: Path, arguments: dict[str, Any], error: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=error):
+        merge_events(ONE, **arguments)
+    assert not table.exists()
+
+
+@by_driver
+def test_excluded_column_can_have_reserved_name(
+    event_frame: EventFrame, table: Path, merge: Merge
+) -> None:
+    batch = event_frame(ONE).withColumnRenamed("op", "__delete")
+    arguments = {**RULES, "apply_as_deletes": "__delete = 'D'", "except_column_list": ["__delete"]}
+    merge(batch, str(table), **arguments)
+    assert columns_of(table, "key", "a") == [("a", 1)]
+
+
+@spark_in_faults
+def test_null_in_first_batch_leaves_no_tables_and_in_later_one_changes_nothing(
+    event_frame: EventFrame, merge_events: Merge, table: Path
+) -> None:
+    null: Any = None
+    bad = [Event("b", null, "U", 2, "y"), Event("b", 6, "U", 2, "y")]
+    error = "1 events have a null .* has key='b', .*None"
+    with pytest.raises(ConfigurationError, match=error):
+        merge_events(bad, stored_as_scd_type=2)
+    assert list(table.parent.iterdir()) == []
+    merge_events(ONE, stored_as_scd_type=2)
+    before = versions(table)
+    with pytest.raises(ConfigurationError, match=error):
+        merge_events([Event("a", 2, "U", 2, "y"), *bad], stored_as_scd_type=2)
+    assert versions(table) == before
+    assert columns_of(table, "key", "seq") == [("a", 1)]
+
+
+@pytest.mark.parametrize("scd_type", [1, 2])
+@spark_in_faults
+def test_equal_sequences_with_other_values_are_counted_and_warned_of_once(
+    event_frame: EventFrame,
+    table: Path,
+    caplog: pytest.LogCaptureFixture,
+    engine: Any,
+    scd_type: int,
+) -> None:
+    rules = {**RULES, "engine": engine, "stored_as_scd_type": scd_type}
+    merger = merge_changes(str(table), **rules)
+    one, other, less = (Event("a", 1, "U", a, "x") for a in (1, 2, 0))
+    for batch, counted in (([one, one], 0), ([one, other], 1), ([less], 2)):
+        merger(event_frame(batch))
+        assert merger.contradictions == counted
+    assert columns_of(table, "key", "a") == [("a", 2)]
+    warning = "events of one key and sequence have different values"
+    assert caplog.text.count(warning) == 1

@@ -1,0 +1,167 @@
+"""Queries that follow buckets: several of them, two queries into one table, a restored table."""
+
+from __future__ import annotations
+
+import functools
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from nats_stream_source.delta import follow, merge_changes, reconcile
+from nats_stream_source.embedded import NatsServer
+from tests.integration.delta.kv_bucket import Bucket
+from tests.integration.delta.table_content import live, stored
+from tests.support.followed import Query, Writer
+from tests.support.nats import buckets
+from tests.support.query_driver.batch import read_batch
+from tests.support.spark.streaming_query import begin
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.delta
+BUCKETS = ("a", "b")
+BATCHES = 10
+_DEADLINE = 180.0  # seconds
+
+
+def test_table_equals_buckets_that_pattern_finds(
+    spark: SparkSession, nats_server: NatsServer, table: Path, tmp_path: Path
+) -> None:
+    """The same keys in each; one bucket is found at a restart, one was created again."""
+    url = nats_server.url
+
+    def run(**options: str) -> None:
+        rows = spark.readStream.format("nats_kv").options(
+            servers=url, bucketPattern="site-.*", **options
+        )
+        query = begin(
+            rows.load()
+            .writeStream.foreachBatch(merge_changes(str(table)))
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start
+        )
+        assert query.awaitTermination(600)
+
+    def write(name: str, *keys: str) -> None:
+        buckets.put_many(url, name, ((key, f"{name} {key}".encode()) for key in keys))
+
+    def expected() -> list[tuple[str, str, int]]:
+        rows = read_batch(url, bucketPattern="site-.*")
+        return sorted(
+            (row["bucket"], row["key"], row["revision"])
+            for row in rows
+            if row["operation"] == "PUT"
+        )
+
+    def found() -> list[tuple[str, str, int]]:
+        return [(row["bucket"], row["key"], row["revision"]) for row in stored(table)]
+
+    for name in ("site-1", "site-2"):
+        buckets.create_bucket(url, name, history=3)
+        write(name, "a", "b", "c", "a")
+    run()
+    assert found() == expected()
+    buckets.delete(url, "site-1", "b")
+    buckets.create_bucket(url, "site-3")
+    write("site-3", "a", "b")
+    run()
+    assert found() == expected()
+    assert len(found()) == 7
+    buckets.delete_bucket(url, "site-2")
+    buckets.create_bucket(url, "site-2")
+    write("site-2", "a", "b", "c")
+    write("site-3", "c")
+    run(failOnDataLoss="false")
+    assert found() == expected()
+    assert len(found()) == 8
+
+
+@pytest.mark.parametrize("arguments", [{}, {"stored_as_scd_type": 2}], ids=["latest", "history"])
+def test_two_queries_follow_into_one_table(
+    spark: SparkSession,
+    nats_server: NatsServer,
+    table: Path,
+    caplog: pytest.LogCaptureFixture,
+    arguments: dict[str, Any],
+) -> None:
+    url = nats_server.url
+    queries = [Query({"bucket": name, "includeHistory": "true"}, arguments) for name in BUCKETS]
+    for name in BUCKETS:
+        buckets.create_bucket(url, name, 64)
+    checkpoints = [table.with_name(f"checkpoint-{name}") for name in BUCKETS]
+    writer = Writer(url, BUCKETS, random.Random(1))
+    writer.start()
+    running: list[StreamingQuery] = []
+
+    def alive() -> None:
+        assert [one.exception() for one in running] == [None, None]  # neither has ended
+
+    def batches() -> int:
+        return min(len(list(one.glob("commits/[0-9]*"))) for one in checkpoints)
+
+    def conflicts() -> int:
+        return sum("another writer changed the table" in one for one in caplog.messages)
+
+    def start(query: Query, checkpoint: Path) -> StreamingQuery:
+        source = spark.readStream.format("nats_kv").options(servers=url, **query.options)
+        to = str(checkpoint)
+        return follow(source.load(), str(table), checkpoint=to, engine="driver", **query.arguments)
+
+    try:
+        for query, checkpoint in zip(queries, checkpoints, strict=True):
+            running.append(begin(functools.partial(start, query, checkpoint)))
+        wait_until(
+            lambda: batches() >= BATCHES and conflicts(),
+            "micro-batches and a conflict of their commits",
+            _DEADLINE,
+            alive=alive,
+        )
+        writer.stop()
+        expected = sorted(row for query in queries for row in query.expected(writer.written))
+        wait_until(lambda: queries[0].stored(table) == expected, "the rows", _DEADLINE, alive=alive)
+        alive()
+    finally:
+        for one in running:
+            one.stop()
+
+
+def test_table_restored_from_backup(spark: SparkSession, bucket: Bucket, tmp_path: Path) -> None:
+    """The table equals its bucket again, as docs/production.md describes."""
+    table, checkpoint = tmp_path / "fleet", tmp_path / "checkpoint"
+
+    def run(checkpoint: Path) -> None:
+        source = spark.readStream.format("nats_kv").options(servers=bucket.url, bucket=bucket.name)
+        query = follow(source.load(), str(table), checkpoint=str(checkpoint), once=True)
+        assert query.awaitTermination(180)
+
+    def restore(part: Path) -> None:
+        shutil.rmtree(part)
+        shutil.copytree(tmp_path / "backup" / part.name, part)
+
+    bucket.write(("a", "PUT"), ("b", "PUT"))
+    run(checkpoint)
+    shutil.copytree(checkpoint, tmp_path / "backup" / checkpoint.name)
+    bucket.write(("b", "PUT"), ("c", "PUT"), ("d", "PUT"))
+    run(checkpoint)
+    shutil.copytree(table, tmp_path / "backup" / table.name)
+    bucket.write(("a", "DEL"), ("c", "PUT"))
+    run(checkpoint)
+    expected = {"b": 3, "c": 7, "d": 5}
+    assert live(table) == expected
+
+    restore(table)
+    restore(checkpoint)  # older than the table: entries of the table are merged again
+    run(checkpoint)
+    assert live(table) == expected
+
+    bucket.purge_subjects("d")  # without a marker
+    restore(table)
+    run(tmp_path / "new checkpoint")
+    assert live(table) == expected
+    reconcile(spark, str(table), bucket=bucket.name, servers=bucket.url)
+    assert live(table) == {"b": 3, "c": 7}
