@@ -95,7 +95,13 @@ REFUSED = (
     Refusal(PARTITION, "TIMESTAMP_NTZ", "driver", "partition column {0!r} is a TIMESTAMP_NTZ"),
     Refusal(PARTITION, "DOUBLE", "driver", "partition column {0!r} is a DOUBLE"),
     Refusal(PARTITION, "FLOAT", "driver", "partition column {0!r} is a FLOAT"),
-    Refusal(PARTITION, "BINARY", "both", "partition column {0!r} is a BINARY", _NEW_TABLE),
+    Refusal(
+        PARTITION,
+        "BINARY",
+        "both",
+        "partition column {0!r} is a BINARY, which is stored as UTF-8",
+        _NEW_TABLE,
+    ),
     Refusal(
         PATH,
         PATH_CHARACTERS,

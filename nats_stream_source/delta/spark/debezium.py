@@ -189,32 +189,28 @@ def _struct(schema: StructType | str) -> StructType:
 def _validate(
     messages: DataFrame, columns: StructType, keys: Sequence[str], truncate: Truncate
 ) -> None:
-    for column in _REQUIRED_COLUMNS:
-        if column not in messages.columns:
-            raise ConfigurationError(
-                f"could not read Debezium's events: the DataFrame has no column '{column}'; keep "
-                f"'subject', 'data' and 'sequence' as nats_stream delivers them"
-            )
+    missing = [name for name in _REQUIRED_COLUMNS if name not in messages.columns]
+    if missing:
+        raise ConfigurationError(
+            f"could not read Debezium's events: the DataFrame has no column '{missing[0]}'; keep "
+            f"'subject', 'data' and 'sequence' as nats_stream delivers them"
+        )
+    problem = None
     if truncate not in get_args(Truncate):
-        raise ConfigurationError(
-            f"invalid argument: truncate is {truncate!r}, expected 'skip' or 'fail'"
+        problem = f"truncate is {truncate!r}, expected 'skip' or 'fail'"
+    elif isinstance(keys, str) or not keys:
+        problem = f"keys is {keys!r}, expected a list of the primary key's columns"
+    elif unknown := [key for key in keys if key not in columns.names]:
+        problem = (
+            f"keys has {unknown[0]!r}, expected a column of the schema ({', '.join(columns.names)})"
         )
-    if isinstance(keys, str) or not keys:
-        raise ConfigurationError(
-            f"invalid argument: keys is {keys!r}, expected a list of the primary key's columns"
+    elif own := [name for name in CHANGE_COLUMNS if name in columns.names]:
+        problem = (
+            f"schema has the column '{own[0]}', which debezium_changes adds; rename the column in "
+            f"Postgres, or leave it out of the schema"
         )
-    for key in keys:
-        if key not in columns.names:
-            raise ConfigurationError(
-                f"invalid argument: keys has {key!r}, expected a column of the schema "
-                f"({', '.join(columns.names)})"
-            )
-    for column in CHANGE_COLUMNS:
-        if column in columns.names:
-            raise ConfigurationError(
-                f"invalid argument: schema has the column '{column}', which debezium_changes "
-                f"adds; rename the column in Postgres, or leave it out of the schema"
-            )
+    if problem is not None:
+        raise ConfigurationError(f"invalid argument: {problem}")
 
 
 def _event(names: Sequence[str], keys: Sequence[str]) -> Column:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
@@ -144,28 +144,24 @@ def _remove_commits_without_offsets(spark: SparkSession, checkpoint: str) -> Non
     except Py4JJavaError:
         return  # Spark cannot list them either, and reports it at the start of the query
     orphans = sorted(batch for batch in commits if batch > end)
-    if not orphans:
-        return
     for batch in orphans:
-        _remove(files, hadoop.Path(root, f"commits/{batch}"))
-    _log.warning(
-        "commits of the checkpoint lacked their offsets, the micro-batches are repeated",
-        checkpoint=checkpoint,
-        removed=orphans,
-    )
-
-
-def _remove(files: Any, path: Any) -> None:
-    reason = "it is still there"
-    try:
-        if files.delete(path, False):
-            return
-    except Py4JJavaError as error:
-        reason = str(error.java_exception.toString())
-    raise ConfigurationError(
-        f"could not follow: {path.toString()} of the checkpoint is a commit without offsets, and "
-        f"could not be removed ({reason}); make the directory writable, or remove the file"
-    )
+        path, reason = hadoop.Path(root, f"commits/{batch}"), ""
+        try:
+            removed = files.delete(path, False)
+        except Py4JJavaError as error:
+            removed, reason = False, f" ({error.java_exception.toString()})"
+        if not removed:
+            raise ConfigurationError(
+                f"could not follow: {path.toString()} of the checkpoint is a commit without "
+                f"offsets, and could not be removed{reason}; make the directory writable, or "
+                f"remove the file"
+            )
+    if orphans:
+        _log.warning(
+            "commits of the checkpoint lacked their offsets, the micro-batches are repeated",
+            checkpoint=checkpoint,
+            removed=orphans,
+        )
 
 
 def _problem(changes: DataFrame, *, once: bool, async_progress: bool) -> str | None:

@@ -193,11 +193,7 @@ class TableMerger:
         return f"<TableMerger {self.location!r} rules={self._rules!r}>"
 
     def events(self, batch: DataFrame) -> EventBatch:
-        """The events of a batch, or those of a stream's batches.
-
-        Raises:
-            ConfigurationError: the rules do not fit the columns.
-        """
+        """The events of a batch, or of a stream; ConfigurationError if the rules do not fit it."""
         return batch_of(batch, self._rules, self._collector)
 
     def __call__(self, batch: DataFrame, batch_id: int = 0) -> None:

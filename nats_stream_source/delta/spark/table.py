@@ -132,18 +132,10 @@ class SparkTable:
     def require_mergeable(self) -> None:
         """Raise ConfigurationError if Spark does not change rows, or stores other values."""
         if self._detail.properties.get("delta.appendOnly") == "true":
-            refusal = refused_row(PROPERTY, "delta.appendOnly=true")
-            raise ConfigurationError(
-                f"could not use table {self._name!r}: "
-                f"{refusal.reason.format('delta.appendOnly=true')}; {refusal.action}"
-            )
+            raise self._refused(PROPERTY, "delta.appendOnly=true", "delta.appendOnly=true")
         for name in self._detail.partitionColumns:
-            if isinstance(self.columns[name].dataType, BinaryType):
-                refusal = refused_row(PARTITION, "BINARY")
-                raise ConfigurationError(
-                    f"could not use table {self._name!r}: {refusal.reason.format(name)}, whose "
-                    f"bytes are stored as UTF-8 and lost where they are not; {refusal.action}"
-                )
+            if isinstance(self.columns[name].dataType, BinaryType):  # stored as UTF-8, or lost
+                raise self._refused(PARTITION, "BINARY", name)
 
     def with_columns(self, columns: Sequence[pa.Field]) -> pa.Schema:
         """The table's columns with others; the schema itself if it has them all.
@@ -157,14 +149,16 @@ class SparkTable:
             return own
         if self._detail.properties.get("delta.columnMapping.mode", "none") == "none":
             require_storable_names(self._name, schema)
-        widened = widened_columns(own, schema)
-        if widened:
-            refusal = refused_row(COLUMN, "wider type")
-            raise ConfigurationError(
-                f"could not merge the batch into table {self._name!r}: "
-                f"{refusal.reason.format(widened[0])}; {refusal.action}"
-            )
+        for name in widened_columns(own, schema):
+            raise self._refused(COLUMN, "wider type", name)
         return schema
+
+    def _refused(self, kind: str, name: str, found: str) -> ConfigurationError:
+        refusal = refused_row(kind, name)
+        return ConfigurationError(
+            f"could not merge the batch into table {self._name!r}: "
+            f"{refusal.reason.format(found)}; {refusal.action}"
+        )
 
     def add_columns(self, columns: Sequence[pa.Field]) -> None:
         """See :class:`nats_stream_source.delta.tables.Table`.
