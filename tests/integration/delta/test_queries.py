@@ -1,4 +1,4 @@
-"""Queries that follow buckets: several of them, two queries into one table, a restored table."""
+"""Queries that follow buckets: several, two into one table, a restored table, encoded keys."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from nats_stream_source.delta import follow, merge_changes, reconcile
 from nats_stream_source.embedded import NatsServer
+from nats_stream_source.errors import ConfigurationError, KeyNotEncodableError
 from tests.integration.delta.kv_bucket import Bucket
 from tests.integration.delta.table_content import live, stored
 from tests.support.followed import Query, Writer
 from tests.support.nats import buckets
+from tests.support.nats.buckets import api, put
 from tests.support.query_driver.batch import read_batch
-from tests.support.spark.streaming_query import begin
+from tests.support.spark.streaming_query import begin, run_to_the_end
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.delta
@@ -165,3 +168,71 @@ def test_table_restored_from_backup(spark: SparkSession, bucket: Bucket, tmp_pat
     assert live(table) == expected
     reconcile(spark, str(table), bucket=bucket.name, servers=bucket.url)
     assert live(table) == {"b": 3, "c": 7}
+
+
+CODECS = {"keyCodec": "base64", "valueCodec": "base64"}
+KEYS = ["user:1", "user:2.name", "Ω b", "/a/"]
+
+
+def changes(spark: SparkSession, url: str, bucket: str, **options: str) -> DataFrame:
+    return spark.readStream.format("nats_kv").options(servers=url, bucket=bucket, **options).load()
+
+
+def values(rows: list[dict[str, Any]]) -> dict[str, bytes | None]:
+    return {row["key"]: row["value"] for row in rows}
+
+
+def test_table_follows_bucket_and_is_reconciled(
+    spark: SparkSession,
+    shared_server: NatsServer,
+    tmp_path: Path,
+) -> None:
+    url, table = shared_server.url, tmp_path / "table"
+    frame = spark.createDataFrame([(key, key) for key in KEYS], "key STRING, value STRING")
+    writer = frame.write.format("nats_kv").options(servers=url, bucket="people", **CODECS)
+    writer.options(ifMissing="create", history="5").mode("append").save()
+    same = {key: key.encode() for key in KEYS}
+    assert values(read_batch(url, bucket="people", **CODECS)) == same
+    put(url, "people", "dXNlcjox", b"bmV3")
+
+    def follow_bucket(**options: str) -> None:
+        read = changes(spark, url, "people", includeRawKey="true", **CODECS, **options)
+        assert read.columns[-1] == "raw_key"
+        writer = read.writeStream.foreachBatch(merge_changes(str(table)))
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        run_to_the_end(writer.trigger(availableNow=True).start)
+
+    follow_bucket()
+    same["user:1"] = b"new"
+    assert values(stored(table)) == same
+    assert {row["raw_key"] for row in stored(table)} == {
+        row["subject"].removeprefix("$KV.people.")
+        for row in read_batch(url, stream="KV_people", deliverPolicy="last_per_subject")
+    }
+    put(url, "people", "dXNlcjox", b"", {"KV-Operation": "DEL"})
+    follow_bucket()
+    del same["user:1"]
+    assert values(stored(table)) == same
+
+    def reconciled(**more: str) -> tuple[int, int]:
+        result = reconcile(spark, str(table), bucket="people", servers=url, **more)
+        return result.removed, result.kept
+
+    assert reconciled(key_codec="base64") == (0, 3)
+    api(url, "STREAM.PURGE.KV_people", {"filter": "$KV.people.zqkgYg"})
+    assert reconciled(key_codec="base64") == (1, 2)
+    del same["Ω b"]
+    assert values(stored(table)) == same
+    with pytest.raises(ConfigurationError, match="key_codec is 'none', which is not a codec"):
+        reconciled(key_codec="none")
+    with pytest.raises(KeyNotEncodableError, match="could not reconcile table"):
+        reconciled(key_codec="path,base64")
+    # An entry that is not encoded ends the query, and the table stays.
+    put(url, "people", "plain", b"bmV3")
+    follow_bucket(onUndecodable="skip")
+    assert values(stored(table)) == same
+    put(url, "people", "plain", b"bmV3")
+    with pytest.raises(PySparkException, match="could not decode the key of entry 'plain' of buck"):
+        follow_bucket()
+    with pytest.raises(PySparkException, match="1 entries have a null in one of bucket, key"):
+        follow_bucket(onUndecodable="null")
