@@ -89,6 +89,25 @@ class ReadScope:
         return () if self.covers_stream else self.filters
 
 
+@dataclass(frozen=True, slots=True)
+class StreamView:
+    """One stream of a query as its leader reported it: what each method of a planning takes."""
+
+    jetstream: JetStream
+    info: StreamInfo
+    scope: ReadScope
+
+    async def verify_missing(self, through: int) -> None:
+        """Verify that messages up to ``through`` that were not found do not exist.
+
+        Raises:
+            RequestTimeoutError: the stream leader changed, or reports a lower last sequence.
+        """
+        if self.info.replicated:
+            now = await self.jetstream.stream_info(self.info.name)
+            self.info.verify_same_leader(now, through)
+
+
 class FormatAdapter(ABC):
     """One query of one format; Spark pickles it to the executors, for each task.
 

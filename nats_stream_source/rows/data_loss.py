@@ -1,4 +1,4 @@
-"""The planner's data loss check: compares an offset with the stream as its leader reports it.
+"""Data loss: compares an offset with the stream as its leader reports it, and reports a loss.
 
 Three events are data loss to a query:
 
@@ -10,9 +10,10 @@ Three events are data loss to a query:
   they were read. Current values are exempt, since compaction removes superseded ones
   (``FormatAdapter.missing_is_loss``).
 
-With ``failOnDataLoss`` (the default) each is an error. Without, it is a warning, and the query
-continues without repeating a row: in a new epoch from the start of the re-created stream, or from
-the first message later than all that it has read; or with the messages that are left.
+With ``failOnDataLoss`` (the default) each is an error, on the driver as on executors. Without, it
+is a warning, and the query continues without repeating a row: in a new epoch from the start of the
+re-created stream, or from the first message later than all that it has read; or with the messages
+that are left.
 
 A stream that was restored from a backup with all messages of the offset is not a data loss: the
 query continues with the new ``created``.
@@ -29,16 +30,19 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
+from nats_stream_source.errors import ConsumerLimitError, DataLossError, PermissionDeniedError
 from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.kv.other_messages import accepts_other_subjects, count_entries
 from nats_stream_source.jetstream.ordered.request import ENDLESS
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.stream_identity import Identity, KnownStream, identify
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.logs import field_logger
+from nats_stream_source.metrics.counts import count
+from nats_stream_source.metrics.table import DATA_LOSSES
 from nats_stream_source.options import DeliverPolicy
 from nats_stream_source.rows.base import FormatAdapter
-from nats_stream_source.rows.data_loss_report import report_aged_out, report_data_loss
 from nats_stream_source.rows.offsets import Position
 from nats_stream_source.rows.start_position import seq_before_time
 
@@ -46,6 +50,70 @@ log = field_logger(__name__)
 
 _LOG_INTERVAL = 10.0  # seconds between two log lines of a mirror that lags
 _POLL_INTERVAL = 0.25
+
+
+def report_data_loss(adapter: FormatAdapter, stream: str, observed: str, action: str) -> None:
+    """Raise DataLossError, or log a warning with ``failOnDataLoss=false``.
+
+    Args:
+        observed: what was lost, and what was expected.
+        action: what ``failOnDataLoss=false`` does instead, as "continue at 120".
+    """
+    if adapter.options.common.fail_on_data_loss:
+        raise DataLossError(
+            f"data loss in stream {stream}: {observed}; set failOnDataLoss=false to {action}, or "
+            f"{adapter.terms.start_anew}"
+        )
+    count(DATA_LOSSES, stream)
+    log.warning(
+        f"data loss accepted: stream {stream}: {observed}; failOnDataLoss=false: {action}",
+        stream=stream,
+    )
+
+
+async def report_aged_out(
+    adapter: FormatAdapter,
+    jetstream: JetStream,
+    info: StreamInfo,
+    first: int,
+    last: int,
+    missing: int | None = None,
+) -> None:
+    """Report that required messages from ``first`` to ``last`` aged out before they were read.
+
+    With filters the subjects of the missing messages are unknown, and perhaps the filters matched
+    none of them: that is a warning with any ``failOnDataLoss``. The same applies to a bucket whose
+    stream has or accepts messages that are not its entries.
+
+    Args:
+        missing: their number; None for all.
+    """
+    terms = adapter.terms
+    some = "" if missing in (None, last - first + 1) else f"{missing} of "
+    observed = (
+        f"first {terms.sequence} is {info.first_seq}, expected {first} or lower "
+        f"({some}{terms.sequence}s {first} to {last} aged out; {terms.retention_hint})"
+    )
+    scope = adapter.read_scope(await adapter.completed(jetstream, info))
+    if scope.effective_filters:
+        filters = ",".join(adapter.user_filters)
+        unknown = f"whether {terms.filter_option}={filters} matched any of them is unknown"
+    elif scope.prefix and await _has_other_messages(jetstream, info, scope.prefix):
+        unknown = "whether any of them was an entry of the bucket is unknown"
+    else:
+        report_data_loss(adapter, info.name, observed, f"continue at {info.first_seq}")
+        return
+    log.warning(f"messages of stream {info.name} aged out: {observed}; {unknown}", stream=info.name)
+
+
+async def _has_other_messages(jetstream: JetStream, info: StreamInfo, prefix: str) -> bool:
+    if accepts_other_subjects(info.config, prefix):
+        return True
+    try:
+        _, others = await count_entries(jetstream, info, prefix)
+    except (PermissionDeniedError, ConsumerLimitError):
+        return False
+    return others > 0
 
 
 async def timestamp_at(jetstream: JetStream, info: StreamInfo, seq: int) -> str | None:

@@ -104,9 +104,9 @@ class KvFormat(FormatAdapter):
             ProtocolError: a subject does not start with ``split.prefix``.
         """
         # Deferred import: the planner's process would load modules of Arrow that only rows need.
-        from nats_stream_source.rows.kv_batches import record_batch
+        from nats_stream_source.rows.arrow import kv_batch
 
-        return record_batch(frames, split, self.options, self._skipped)
+        return kv_batch(frames, split, self.options, self._skipped)
 
     def finish(self) -> None:
         """Log the number of rows that ``onUndecodable=skip`` has left out."""

@@ -17,9 +17,8 @@ from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.times import nanoseconds, rfc3339
 from nats_stream_source.logs import field_logger
 from nats_stream_source.options import DeliverPolicy, StartPosition, StartTimeStrategy
-from nats_stream_source.rows.base import FormatAdapter
+from nats_stream_source.rows.base import FormatAdapter, StreamView
 from nats_stream_source.rows.offsets import Position
-from nats_stream_source.rows.stream_view import StreamView
 
 log = field_logger(__name__)
 

@@ -139,9 +139,9 @@ class StreamFormat(FormatAdapter):
 
     def record_batch(self, frames: Deliveries, split: Split) -> pa.RecordBatch:
         """Rows of ``nats_stream``, in the order of ``frames``."""
-        from nats_stream_source.rows.stream_batches import record_batch  # as in KvFormat
+        from nats_stream_source.rows.arrow import stream_batch  # deferred, as in KvFormat
 
-        return record_batch(frames, split, self.options)
+        return stream_batch(frames, split, self.options)
 
 
 def _accepted_subjects(info: StreamInfo) -> tuple[str, ...]:

@@ -29,8 +29,8 @@ from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.options import DeliverPolicy, KvOptions, StreamOptions
-from nats_stream_source.rows.base import FormatAdapter
-from nats_stream_source.rows.data_loss_report import report_aged_out
+from nats_stream_source.rows.base import FormatAdapter, StreamView
+from nats_stream_source.rows.data_loss import report_aged_out
 from nats_stream_source.rows.splits import (
     BatchReadKind,
     BatchSplit,
@@ -42,7 +42,6 @@ from nats_stream_source.rows.start_position import (
     seq_before_time,
     validate_past,
 )
-from nats_stream_source.rows.stream_view import StreamView
 from nats_stream_source.spark.planning.limits import Limits
 from nats_stream_source.spark.planning.other_subjects import OtherSubjectsWarning
 from nats_stream_source.spark.planning.stream_states import (

@@ -33,7 +33,7 @@ from nats_stream_source.errors import ConsumerLimitError
 from nats_stream_source.jetstream.direct_get.count import MessageCount, count_messages
 from nats_stream_source.jetstream.stream_identity import Identity, KnownStream, compare
 from nats_stream_source.jetstream.stream_info import StreamInfo
-from nats_stream_source.rows.stream_view import StreamView
+from nats_stream_source.rows.base import StreamView
 
 ROWS_PER_SPLIT = 500_000  # about a second of reading
 BYTES_PER_SPLIT = 128 << 20

@@ -13,7 +13,7 @@ from nats_stream_source.errors import ConsumerLimitError, PermissionDeniedError
 from nats_stream_source.jetstream.kv.bucket import Bucket
 from nats_stream_source.jetstream.kv.other_messages import count_entries
 from nats_stream_source.logs import field_logger
-from nats_stream_source.rows.stream_view import StreamView
+from nats_stream_source.rows.base import StreamView
 
 log = field_logger(__name__)
 

@@ -31,8 +31,8 @@ from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.logs import field_logger
 from nats_stream_source.options import DeliverPolicy, StartPosition
-from nats_stream_source.rows.base import FormatAdapter
-from nats_stream_source.rows.data_loss_report import report_data_loss
+from nats_stream_source.rows.base import FormatAdapter, StreamView
+from nats_stream_source.rows.data_loss import report_data_loss
 from nats_stream_source.rows.offsets import (
     NO_STREAM_YET,
     ONE_STREAM,
@@ -41,7 +41,6 @@ from nats_stream_source.rows.offsets import (
 )
 from nats_stream_source.rows.splits import Split
 from nats_stream_source.rows.start_position import report_ignored_start
-from nats_stream_source.rows.stream_view import StreamView
 from nats_stream_source.spark.planning.limits import RangeLimit
 from nats_stream_source.spark.planning.range_shares import (
     NOTHING,

@@ -30,10 +30,9 @@ from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.stream_list import PAGE, StreamList
 from nats_stream_source.logs import field_logger
-from nats_stream_source.rows.base import FormatAdapter
-from nats_stream_source.rows.data_loss_report import report_data_loss
+from nats_stream_source.rows.base import FormatAdapter, StreamView
+from nats_stream_source.rows.data_loss import report_data_loss
 from nats_stream_source.rows.offsets import ONE_STREAM, Offset, name_some
-from nats_stream_source.rows.stream_view import StreamView
 
 log = field_logger(__name__)
 

@@ -34,7 +34,7 @@ from nats_stream_source.jetstream.stream_identity import Identity, StreamChanged
 from nats_stream_source.metrics.counts import count
 from nats_stream_source.metrics.table import INPUT_BYTES
 from nats_stream_source.rows.base import FormatAdapter
-from nats_stream_source.rows.data_loss_report import report_aged_out, report_data_loss
+from nats_stream_source.rows.data_loss import report_aged_out, report_data_loss
 from nats_stream_source.rows.sequence_gaps import SequenceGapTracker
 from nats_stream_source.rows.splits import Split
 from nats_stream_source.spark.runner import cached_runner
@@ -155,7 +155,7 @@ async def _split_frames(
     first_seq = reader.info.first_seq
     if gaps is not None and (missing := gaps.aged_out(first_seq, request.end)):
         jetstream = await connection.jetstream()
-        await report_aged_out(adapter, jetstream, reader.info, *missing, filters=request.filters)
+        await report_aged_out(adapter, jetstream, reader.info, *missing)
     await verify_left_out(reader, connection)
 
 

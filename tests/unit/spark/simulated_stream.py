@@ -12,8 +12,7 @@ from unittest import mock
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.direct_get.count import MessageCount
 from nats_stream_source.jetstream.stream_info import Replica, StreamInfo
-from nats_stream_source.rows.base import ReadScope
-from nats_stream_source.rows.stream_view import StreamView
+from nats_stream_source.rows.base import ReadScope, StreamView
 from nats_stream_source.spark.planning import limits
 from nats_stream_source.spark.planning.limits import RangeLimit
 

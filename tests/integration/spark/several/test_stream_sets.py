@@ -16,7 +16,7 @@ from nats_stream_source.errors import (
     StreamNotFoundError,
     UnsupportedStreamError,
 )
-from nats_stream_source.rows.stream_view import StreamView
+from nats_stream_source.rows.base import StreamView
 from nats_stream_source.spark.planning.stream_states import StreamStates
 from tests.support.nats.buckets import (
     create_bucket,
