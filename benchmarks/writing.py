@@ -37,8 +37,7 @@ from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.kv.batch_writer import KvBatchWriter
 from nats_stream_source.jetstream.kv.bucket import Bucket
 from nats_stream_source.jetstream.publish.batch_publisher import BatchPublisher, MessageColumns
-from nats_stream_source.spark.writing.kv_rows import KvRowEncoder
-from nats_stream_source.spark.writing.rows import BatchPosition, MessageIds
+from nats_stream_source.spark.writing.rows import KvRowEncoder, MessageIds
 
 SIZES = (16, 128, 1024, 16384)
 WAYS = BARE, BATCH, SINK = WRITERS
@@ -66,7 +65,7 @@ async def measure(size: int, *, headers: bool, rows: int, rounds: int) -> dict[s
         async with await Connection.open(settings) as connection:
             for turn in range(rounds + 1):
                 for way in WAYS:
-                    message_ids = MessageIds(f"{turn}-{way[:2]}", headers)
+                    message_ids = MessageIds(f"{turn}-{way[:2]}", 0, headers)
                     task = _Task(server.port, JetStream(connection), batches, message_ids)
                     run = task.prepare(way)
                     with Stopwatch(server.pid) as watch:
@@ -132,10 +131,8 @@ class _Task:
 
     def _columns(self) -> Iterator[MessageColumns]:
         encoder = KvRowEncoder("bench", "$KV.bench.", self.ids, None)
-        position = BatchPosition(0)
         for batch in self.batches:
-            yield encoder.encode(batch, position)
-            position.row += batch.num_rows
+            yield encoder.encode(batch)
 
     async def _sink(self) -> int:
         bucket = Bucket.from_stream_config("bench", bucket_config("bench", 64))

@@ -27,9 +27,12 @@ from nats_stream_source.options.writing import (
     StreamWriteOptions,
 )
 from nats_stream_source.spark.runner import cached_runner
-from nats_stream_source.spark.writing.kv_rows import KvRowEncoder
-from nats_stream_source.spark.writing.rows import BatchPosition, MessageIds
-from nats_stream_source.spark.writing.stream_rows import StreamRowEncoder
+from nats_stream_source.spark.writing.rows import (
+    KvRowEncoder,
+    MessageIds,
+    RowEncoder,
+    StreamRowEncoder,
+)
 from nats_stream_source.spark.writing.target import (
     max_message_size,
     open_bucket,
@@ -55,12 +58,6 @@ class TaskResult:
     skipped: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Sink:
-    encoder: KvRowEncoder | StreamRowEncoder
-    writer: KvBatchWriter | ColumnPublisher
-
-
 def write_task(
     options: KvWriteOptions | StreamWriteOptions,
     batches: Iterator[pa.RecordBatch],
@@ -73,39 +70,29 @@ def write_task(
     Args:
         job: identifies the job, or the query and its micro-batch, in message ids.
         partition: the number of the task's partition.
-
-    Raises:
-        the errors of ``rows``, ``target`` and :meth:`BatchPublisher.send`.
     """
     runner = cached_runner(options.connection)
-    ids = MessageIds(job, options.message_id is MessageId.AUTO)
+    ids = MessageIds(job, partition, options.message_id is MessageId.AUTO)
+    results: list[TaskResult] = []
 
     async def write() -> AsyncIterator[None]:
         """Write one record batch at a time; Spark produces the next one in between."""
         jetstream = await runner.connection.jetstream()
-        position = BatchPosition(partition)
-        async with _open(jetstream, options, ids) as sink:
+        async with _open(jetstream, options, ids) as (encoder, writer):
             for batch in batches:
-                await sink.writer.send(sink.encoder.encode(batch, position))
-                position.row += batch.num_rows
+                await writer.send(encoder.encode(batch))
                 yield
-            await sink.writer.flush()
-            if changed := sink.encoder.changed_headers:
+            await writer.flush()
+            if changed := encoder.changed_headers:
                 log.warning(
                     "headers that cannot be sent were changed",
                     target=options.target,
                     headers=changed,
                     how=options.invalid_headers.value,
                 )
-            results.append(
-                TaskResult(
-                    sink.writer.stored,
-                    sink.writer.duplicates,
-                    sink.writer.skipped if isinstance(sink.writer, KvBatchWriter) else 0,
-                )
-            )
+            skipped = writer.skipped if isinstance(writer, KvBatchWriter) else 0
+            results.append(TaskResult(writer.stored, writer.duplicates, skipped))
 
-    results: list[TaskResult] = []
     for _ in runner.iterate(write()):
         pass
     return results[0]
@@ -114,7 +101,7 @@ def write_task(
 @asynccontextmanager
 async def _open(
     jetstream: JetStream, options: KvWriteOptions | StreamWriteOptions, ids: MessageIds
-) -> AsyncIterator[_Sink]:
+) -> AsyncIterator[tuple[RowEncoder, KvBatchWriter | ColumnPublisher]]:
     max_payload = jetstream.connection.client.max_payload
     if isinstance(options, KvWriteOptions):
         info = await open_bucket(jetstream, options)
@@ -135,7 +122,7 @@ async def _open(
             skip_conflicts=options.on_conflict is OnConflict.SKIP,
             max_in_flight=options.max_in_flight,
         ) as kv_writer:
-            yield _Sink(kv_encoder, kv_writer)
+            yield kv_encoder, kv_writer
         return
     info = await open_stream(jetstream, options)
     encoder = StreamRowEncoder(
@@ -150,7 +137,7 @@ async def _open(
     async with publisher(
         jetstream, options.target, max_in_flight=options.max_in_flight, no_ack=info.no_ack
     ) as writer:
-        yield _Sink(encoder, writer)
+        yield encoder, writer
 
 
 def _why_no_ttl(jetstream: JetStream) -> str:

@@ -37,6 +37,8 @@ from nats_stream_source.spark.tasks import exempt_modules
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from nats_stream_source.spark.writing.task import TaskResult
+
 
 log = field_logger(__name__)
 
@@ -51,11 +53,9 @@ _ROWS = 10_000  # of a record batch that is collected from rows, as Spark's own
 
 @dataclass
 class NatsCommitMessage(WriterCommitMessage):
-    """What a task has written: see ``TaskResult``."""
+    """What a task has written."""
 
-    stored: int = 0
-    duplicates: int = 0
-    skipped: int = 0
+    result: TaskResult
 
 
 class NatsBatchWriter(DataSourceArrowWriter):
@@ -101,11 +101,11 @@ class NatsStreamWriter(STREAM_WRITER):  # type: ignore[misc]  # the base depends
             return _write(self._options, batches, job)
         take()
         message = _write(self._options, batches, job)
-        target = self._options.target
-        count(SINK_ROWS, target, amount=message.stored + message.skipped)
-        count(SINK_ACKS, target, amount=message.stored)
-        count(SINK_DUPLICATES, target, amount=message.duplicates)
-        count(SINK_CONFLICTS, target, amount=message.skipped)
+        target, result = self._options.target, message.result
+        count(SINK_ROWS, target, amount=result.stored + result.skipped)
+        count(SINK_ACKS, target, amount=result.stored)
+        count(SINK_DUPLICATES, target, amount=result.duplicates)
+        count(SINK_CONFLICTS, target, amount=result.skipped)
         self._task_counts.add()
         return message
 
@@ -122,8 +122,7 @@ def _write(
     exempt_modules()
     context = TaskContext.get()
     assert context is not None, "Spark calls writers in tasks"
-    result = write_task(options, batches, job=job, partition=context.partitionId())
-    return NatsCommitMessage(result.stored, result.duplicates, result.skipped)
+    return NatsCommitMessage(write_task(options, batches, job=job, partition=context.partitionId()))
 
 
 def _record_batches(rows: Iterator[Any], schema: StructType) -> Iterator[pa.RecordBatch]:
@@ -142,14 +141,14 @@ def _report(
     messages: Sequence[WriterCommitMessage | None],
     batch: int | None = None,
 ) -> None:
-    done = [message for message in messages if isinstance(message, NatsCommitMessage)]
-    skipped = sum(message.skipped for message in done)
+    done = [message.result for message in messages if isinstance(message, NatsCommitMessage)]
+    skipped = sum(result.skipped for result in done)
     log.log(
         logging.WARNING if skipped else logging.DEBUG,
         "rows were skipped because of conflicts" if skipped else "rows were written",
         target=options.target,
         batch=batch,
-        stored=sum(message.stored for message in done),
-        duplicates=sum(message.duplicates for message in done),
+        stored=sum(result.stored for result in done),
+        duplicates=sum(result.duplicates for result in done),
         skipped=skipped,
     )

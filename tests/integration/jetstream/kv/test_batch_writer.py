@@ -13,8 +13,7 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import WrongLastSequenceError
 from nats_stream_source.jetstream import KeyValue, KeyValueConfig, connect
 from nats_stream_source.jetstream.kv.batch_writer import KvBatchWriter
-from nats_stream_source.spark.writing.kv_rows import KvRowEncoder
-from nats_stream_source.spark.writing.rows import BatchPosition, MessageIds
+from nats_stream_source.spark.writing.rows import KvRowEncoder, MessageIds
 
 Row = tuple[str, bytes, "int | None"]  # key, value, expected revision
 
@@ -38,8 +37,8 @@ async def write(kv: KeyValue, writer: KvBatchWriter, *rows: Row, job: str = "job
             "expected_revision": pa.array(revisions, pa.int64()),
         }
     )
-    encoder = KvRowEncoder(kv.name, kv.bucket.prefix, MessageIds(job, False), None)
-    await writer.send(encoder.encode(batch, BatchPosition(0)))
+    encoder = KvRowEncoder(kv.name, kv.bucket.prefix, MessageIds(job, 0, False), None)
+    await writer.send(encoder.encode(batch))
     await writer.flush()
 
 

@@ -17,8 +17,7 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.kv.codec import KvCodec
 from nats_stream_source.jetstream.subjects import validate_written_key
-from nats_stream_source.spark.writing.kv_rows import KvRowEncoder
-from nats_stream_source.spark.writing.rows import BatchPosition, MessageIds
+from nats_stream_source.spark.writing.rows import KvRowEncoder, MessageIds
 from nats_stream_source.wire.header_columns import HEADERS
 from nats_stream_source.wire.headers import parse_headers
 from nats_stream_source.wire.publish.frames import MessageColumns
@@ -46,8 +45,9 @@ def encode(
 ) -> MessageColumns:
     types = settings.pop("types", {})
     settings = {"max_message_size": None, "no_ttl": ""} | settings
-    encoder = KvRowEncoder("fleet", "$KV.fleet.", MessageIds("job", every), **settings)
-    return encoder.encode(batch(*rows, **types), BatchPosition(2, row))
+    encoder = KvRowEncoder("fleet", "$KV.fleet.", MessageIds("job", 2, every), **settings)
+    encoder.row = row
+    return encoder.encode(batch(*rows, **types))
 
 
 def messages(columns: MessageColumns) -> list[tuple[str, bytes, dict[str, str]]]:

@@ -8,8 +8,7 @@ import pyarrow as pa
 import pytest
 
 from nats_stream_source.errors import ConfigurationError, InvalidNameError, NatsSourceError
-from nats_stream_source.spark.writing.rows import BatchPosition, MessageIds
-from nats_stream_source.spark.writing.stream_rows import StreamRowEncoder
+from nats_stream_source.spark.writing.rows import MessageIds, StreamRowEncoder
 from nats_stream_source.wire.header_columns import HEADERS
 from nats_stream_source.wire.publish.frames import MessageColumns
 
@@ -25,8 +24,8 @@ def encode(
 ) -> MessageColumns:
     names = [name for name in TYPES if any(name in row for row in rows)]
     arrays = [pa.array([row.get(name) for row in rows], TYPES[name]) for name in names]
-    encoder = StreamRowEncoder("ORDERS", subject, filters, MessageIds("job", every), None)
-    return encoder.encode(pa.RecordBatch.from_arrays(arrays, names=names), BatchPosition(0))
+    encoder = StreamRowEncoder("ORDERS", subject, filters, MessageIds("job", 0, every), None)
+    return encoder.encode(pa.RecordBatch.from_arrays(arrays, names=names))
 
 
 @pytest.mark.parametrize("subject", ["orders.eu.new", "audit.a", "audit.a.b.c", "plain"])
