@@ -44,11 +44,11 @@ from nats_stream_source.rows.start_position import (
 )
 from nats_stream_source.spark.planning.limits import Limits
 from nats_stream_source.spark.planning.other_subjects import OtherSubjectsWarning
+from nats_stream_source.spark.planning.shares import plan_tasks
 from nats_stream_source.spark.planning.stream_states import (
     StreamStates,
     verify_filters,
 )
-from nats_stream_source.spark.planning.task_groups import plan_tasks
 
 
 class BatchPlanner:

@@ -7,39 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nats_stream_source.spark.planning.limits import ROWS_PER_SPLIT, RangeLimit
-from nats_stream_source.spark.planning.range_shares import (
+from nats_stream_source.spark.planning.shares import (
     NOTHING,
+    OPEN_COST,
     Demand,
+    group_splits,
     next_first,
     share_limits,
-    shares,
 )
-from nats_stream_source.spark.planning.task_groups import OPEN_COST, group_splits
-
-SHARES = {
-    "in proportion": (100, [300, 100], [75, 25]),
-    "one at least": (10, [1000, 1], [9, 1]),
-    "nothing for an empty one": (10, [5, 0, 5], [5, 0, 5]),
-    "more than there is": (100, [5, 5], [50, 50]),
-    "fewer than streams": (2, [9, 0, 9, 9], [1, 0, 1, 0]),
-    "no limit left": (0, [9, 9], [0, 0]),
-    "no stream": (5, [], []),
-}
-
-
-@pytest.mark.parametrize(("limit", "rows", "expected"), SHARES.values(), ids=SHARES)
-def test_shares(limit: int, rows: list[int], expected: list[int]) -> None:
-    assert shares(limit, rows) == expected
-
-
-@given(st.integers(0, 10**5), st.lists(st.integers(0, 10**6), max_size=30))
-def test_shares_never_exceed_limit(limit: int, rows: list[int]) -> None:
-    found = shares(limit, rows)
-    active = [share for share, count in zip(found, rows, strict=True) if count]
-    assert sum(found) == (limit if active and limit > len(active) else min(limit, len(active)))
-    assert all(share == 0 for share, count in zip(found, rows, strict=True) if not count)
-    assert limit < len(active) or all(share >= 1 for share in active)
-
 
 WHOLE = Demand(50, 5000.0, whole=True)
 
@@ -47,13 +22,24 @@ LIMITS = {
     "rows in proportion": (
         RangeLimit(40),
         [Demand(300, 1.0), Demand(100, 1.0)],
-        [RangeLimit(30), RangeLimit(10)],
+        [RangeLimit(29), RangeLimit(10)],
+    ),
+    "one row at least": (
+        RangeLimit(10),
+        [Demand(1000, 1.0), Demand(1, 1.0)],
+        [RangeLimit(8), RangeLimit(1)],
+    ),
+    "more than there is": (
+        RangeLimit(100),
+        [Demand(5, 1.0), Demand(5, 1.0)],
+        [RangeLimit(6), RangeLimit(6)],
     ),
     "bytes in proportion": (
         RangeLimit(None, 4000),
-        [Demand(1, 3000.0), Demand(1, 1000.0)],
-        [RangeLimit(None, 3000), RangeLimit(None, 1000)],
+        [Demand(30, 6000.0), Demand(10, 2000.0)],
+        [RangeLimit(14), RangeLimit(5)],
     ),
+    "a byte for several": (RangeLimit(None, 1), [Demand(9, 9.0)] * 2, [RangeLimit(1), NOTHING]),
     "a stream without rows is not limited": (
         RangeLimit(10),
         [Demand(0, 0.0), Demand(20, 1.0)],
