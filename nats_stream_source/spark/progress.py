@@ -85,24 +85,14 @@ class BatchProgress:
 
     def fields(self) -> dict[str, object]:
         """The fields of the log line; the line omits unknown values."""
-        return {
-            "query": self.query,
-            "batch": self.batch,
-            "source": self.source,
-            "stream": self.stream,
-            "start": self.start,
-            "end": self.end,
-            "rows": self.rows,
-            "seconds": f"{self.seconds:.3f}",
-            "rows_per_second": (
-                None if self.rows_per_second is None else round(self.rows_per_second)
-            ),
-            "lag": self.lag,
-            "lag_seconds": None if self.lag_seconds is None else f"{self.lag_seconds:.3f}",
-            "compacted": self.compacted,
-            "initial": "true" if self.initial else "false",
-            "epoch": self.epoch,
-        }
+        rate = self.rows_per_second
+        fields: dict[str, object] = {}
+        for name in self.__slots__:
+            value = getattr(self, name)
+            fields[name] = f"{value:.3f}" if isinstance(value, float) else value
+            if name == "seconds":
+                fields["rows_per_second"] = None if rate is None else round(rate)
+        return fields | {"initial": "true" if self.initial else "false"}
 
 
 def records(progress: Mapping[str, Any]) -> list[BatchProgress]:

@@ -13,9 +13,8 @@ It is not an Arrow function, since the worker may lack pyarrow.
 from __future__ import annotations
 
 import json
-import platform
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from pyspark.errors import PySparkException
@@ -38,20 +37,14 @@ _ADVICE = (
     "session is created; on one machine: os.environ['PYSPARK_PYTHON'] = sys.executable"
 )
 
-# Texts of Spark 4.0 to 4.3 for a worker that does not start.
-_NOT_STARTED = ("Cannot run program", "Error from python worker", "pyspark.daemon")
+# Texts of Spark 4.0 to 4.3 for a worker that does not start, and in them what the user is shown.
+_NOT_STARTED = re.compile(
+    r"PYTHON_VERSION_MISMATCH\] (?P<version>.+?)(?:, PySpark|$)|(?P<program>Cannot run program.*)"
+    r"|Error from python worker.*\n\s*(?P<worker>.+)|(?P<daemon>.*pyspark\.daemon.*)",
+    re.MULTILINE,
+)
 
 log = field_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerPython:
-    """The Python of a worker, as its task reported it."""
-
-    executable: str
-    python: str
-    package: str | None
-    missing: tuple[str, ...]
 
 
 def verify_workers(spark: SparkSession, version: str) -> None:
@@ -62,61 +55,48 @@ def verify_workers(spark: SparkSession, version: str) -> None:
             or lacks a package.
     """
     try:
-        worker = _ask(spark)
+        report = udf(_report(tuple(_REQUIRED)), "string", useArrow=False)
+        row = spark.range(0, 1, 1, 1).select(report("id")).head()
     except _spark_errors() as error:
         reason = start_failure(str(error))
         if reason is None:
             # The job failed for a reason of the cluster, which the next query will show.
-            log.warning("could not check the workers' Python", reason=_first_line(str(error)))
+            log.warning(
+                "could not check the workers' Python", reason=str(error).strip().partition("\n")[0]
+            )
             return
         raise WorkerPythonError(
             f"could not run Spark's Python workers: {reason}; {_ADVICE}"
         ) from None
-    verify(worker, version)
+    assert row is not None  # a range of one
+    verify(json.loads(row[0]), version)
 
 
-def verify(worker: WorkerPython, version: str) -> None:
-    """Raise WorkerPythonError if the worker lacks a package, or has another version of this one."""
-    where = f"{worker.executable} (Python {worker.python})"
-    if worker.missing:
-        packages = ", ".join(_REQUIRED[module] for module in worker.missing)
+def verify(worker: dict[str, Any], version: str) -> None:
+    """Raise WorkerPythonError if the worker lacks a package, or has another version of this one.
+
+    Args:
+        worker: what its task reported.
+    """
+    where = f"{worker['executable']} (Python {worker['python']})"
+    if worker["missing"]:
+        packages = ", ".join(_REQUIRED[module] for module in worker["missing"])
         raise WorkerPythonError(
             f"could not use Spark's Python workers: {where} lacks {packages}; install it there "
-            f"with `{worker.executable} -m pip install 'nats-stream-source'`, or {_ADVICE}"
+            f"with `{worker['executable']} -m pip install 'nats-stream-source'`, or {_ADVICE}"
         )
-    if worker.package != version:
+    if worker["package"] != version:
         raise WorkerPythonError(
             f"could not use Spark's Python workers: {where} has nats-stream-source "
-            f"{worker.package}, expected {version} as in the driver; install the same version "
+            f"{worker['package']}, expected {version} as in the driver; install the same version "
             f"there, or {_ADVICE}"
         )
 
 
 def start_failure(text: str) -> str | None:
     """What Spark reports of a worker that did not start; None if ``text`` is of another failure."""
-    lines = [line.strip() for line in text.splitlines()]
-    for line in lines:
-        if "PYTHON_VERSION_MISMATCH" in line:
-            # [PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.10 than that …
-            reported = line.partition("] ")[2].partition(", PySpark")[0]
-            return reported or f"a worker has another version than {platform.python_version()}"
-    for line in lines:
-        if "Cannot run program" in line:
-            return line[line.index("Cannot run program") :]
-    for index, line in enumerate(lines):
-        if "Error from python worker" in line and index + 1 < len(lines):
-            return lines[index + 1]
-    if any(sign in text for sign in _NOT_STARTED):
-        return _first_line(text)
-    return None
-
-
-def _ask(spark: SparkSession) -> WorkerPython:
-    report = udf(_report(tuple(_REQUIRED)), "string", useArrow=False)
-    row = spark.range(0, 1, 1, 1).select(report("id")).head()
-    assert row is not None  # a range of one
-    response: dict[str, Any] = json.loads(row[0])
-    return WorkerPython(**response | {"missing": tuple(response["missing"])})
+    found = _NOT_STARTED.search(text)
+    return None if found is None else next(filter(None, found.groups())).strip()
 
 
 def _report(modules: tuple[str, ...]) -> Callable[[int], str]:
@@ -151,7 +131,3 @@ def _spark_errors() -> tuple[type[Exception], ...]:
     except ModuleNotFoundError:
         return (PySparkException,)
     return PySparkException, Py4JError
-
-
-def _first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "no reason")

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from nats_stream_source import __version__, register
 from nats_stream_source.errors import WorkerPythonError
-from nats_stream_source.spark.worker_check import WorkerPython, start_failure, verify
+from nats_stream_source.spark.worker_check import start_failure, verify
 
 ADVICE = "set PYSPARK_PYTHON, or spark.pyspark.python, to a Python that has the package"
 
@@ -79,7 +79,7 @@ def test_python_of_other_version(spark: SparkSession, monkeypatch: pytest.Monkey
 
 
 def test_package_of_other_version() -> None:
-    worker = WorkerPython("/usr/bin/python3", "3.11.7", "0.0.9", ())
+    worker = {"executable": "python3", "python": "3.11.7", "package": "0.0.9", "missing": []}
     with pytest.raises(WorkerPythonError, match=rf"0\.0\.9, expected {__version__} as in the dri"):
         verify(worker, __version__)
 
