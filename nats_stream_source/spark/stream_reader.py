@@ -13,7 +13,6 @@ has the common part.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,7 +20,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from nats_stream_source.rows.offsets import Offset
 from nats_stream_source.rows.splits import Split
-from nats_stream_source.spark.tasks import NatsInputPartition, exempt_modules, paused_collection
+from nats_stream_source.spark.tasks import NatsInputPartition, exempt_modules
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,12 +42,9 @@ class StreamReader(DataSourceStreamReader):
         self._runner: Runner | None = None
         self._planner: QueryPlanner | None = None
         self._planned = False  # a micro-batch with rows
-        # The last offsets and their JSON: Spark passes each one back up to three times, and that of
-        # a thousand streams takes 8 ms to parse.
-        self._known: deque[tuple[dict[str, Any], Offset]] = deque(maxlen=2)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_runner": None, "_planner": None, "_known": None}
+        return self.__dict__ | {"_runner": None, "_planner": None}
 
     def _plan(self, call: Callable[[QueryPlanner], Awaitable[T]]) -> T:
         """Run ``call`` with the planner; retry while the server is unavailable.
@@ -57,9 +53,8 @@ class StreamReader(DataSourceStreamReader):
         wrong address is an error at once, and a running query continues after an outage.
         """
         if self._runner is None or self._planner is None:
-            with paused_collection():
-                from nats_stream_source.spark.planning.query_planner import QueryPlanner
-                from nats_stream_source.spark.runner import Runner
+            from nats_stream_source.spark.planning.query_planner import QueryPlanner
+            from nats_stream_source.spark.runner import Runner
 
             self._runner = Runner(self._adapter.options.connection)
             self._planner = QueryPlanner(self._adapter, self._runner.connection)
@@ -71,34 +66,14 @@ class StreamReader(DataSourceStreamReader):
 
     def initialOffset(self) -> dict[str, Any]:
         """The start position of a query without a checkpoint."""
-        return self._json(self._plan(lambda planner: planner.initial_offset()))
+        return self._plan(lambda planner: planner.initial_offset()).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The splits of a micro-batch."""
-        first, last = self._offset(start), self._offset(end)
+        first, last = Offset.parse(start), Offset.parse(end)
         tasks = self._plan(lambda planner: planner.tasks(first, last))
         running, self._planned = self._planned, self._planned or bool(tasks)
         return [NatsInputPartition(splits, running) for splits in tasks]
-
-    def _offset(self, json: dict[str, Any]) -> Offset:
-        """The offset of a call of Spark."""
-        for known, offset in self._known:
-            if known == json:
-                return offset
-        return self._keep(Offset.parse(json), json)
-
-    def _json(self, offset: Offset) -> dict[str, Any]:
-        """The JSON object of an offset of the planner."""
-        for known, other in self._known:
-            if other is offset:
-                return known
-        json = offset.to_json()
-        self._keep(offset, json)
-        return json
-
-    def _keep(self, offset: Offset, json: dict[str, Any]) -> Offset:
-        self._known.append((json, offset))
-        return offset
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of the splits of one task."""

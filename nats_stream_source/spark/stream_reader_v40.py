@@ -50,7 +50,7 @@ class NoAdmissionReader(StreamReader):
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # 4.2 adds arguments
         """The end of the next micro-batch, which starts where the last one ended."""
         start = self._position or self._plan(lambda planner: planner.initial_offset())
-        end = self._json(self._plan(lambda planner: planner.latest_offset(start, limited=False)))
+        end = self._plan(lambda planner: planner.latest_offset(start, limited=False)).to_json()
         if self._position is None:
             self._end_without_position = end
         return end
@@ -74,9 +74,9 @@ class NoAdmissionReader(StreamReader):
             )
         splits = super().partitions(start, end)
         # Only now: Spark may request the same end again, which must not change.
-        self._position = self._offset(end)
+        self._position = Offset.parse(end)
         return splits
 
     def commit(self, end: dict[str, Any]) -> None:
         """Keep the query's position, also after a micro-batch of which Spark read no row."""
-        self._position = self._offset(end)
+        self._position = Offset.parse(end)

@@ -16,6 +16,7 @@ from pyspark.sql.streaming.datasource import (
 
 from nats_stream_source.metrics.counts import Counts, take
 from nats_stream_source.rows.base import FormatAdapter
+from nats_stream_source.rows.offsets import Offset
 from nats_stream_source.spark.reported_offsets import REPORT, PlannerReport
 from nats_stream_source.spark.stream_reader import StreamReader
 from nats_stream_source.spark.task_counts import TaskCounts
@@ -49,12 +50,10 @@ class AdmissionReader(StreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the micro-batch that starts at ``start``."""
-        offset = self._offset(start)
+        offset = Offset.parse(start)
         # Trigger.Once requests all available messages, regardless of the options.
         limited = isinstance(limit, (ReadMaxRows, ReadMaxBytes, ReadMinRows))
-        return self._json(
-            self._plan(lambda planner: planner.latest_offset(offset, limited=limited))
-        )
+        return self._plan(lambda planner: planner.latest_offset(offset, limited=limited)).to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The stream's end, for the lag in the query's progress, and the planner's counts."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pyspark import TaskContext
@@ -51,19 +49,3 @@ def exempt_modules() -> None:
     if _frozen < _FREEZING_TASKS and TaskContext.get() is not None:
         _frozen += 1
         gc.freeze()
-
-
-@contextlib.contextmanager
-def paused_collection() -> Iterator[None]:
-    """Do not collect garbage within the block, which imports modules.
-
-    Amid the imports of a planner, one collection of all its objects takes 25 ms of CPU.
-    """
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

@@ -74,14 +74,15 @@ def share_limits(
     divisible = (name for name in order if demands[name].rows and not demands[name].whole)
     shared = {name: demands[name] for name in divisible}
     row_of = {name: demand.nbytes / demand.rows for name, demand in shared.items()}
-    fraction = min(
-        1.0,
-        max(0.0, rows_left - len(shared)) / max(1, sum(one.rows for one in shared.values())),
-        max(0.0, bytes_left - sum(row_of.values()))
-        / max(1.0, sum(one.nbytes for one in shared.values())),
+    by_rows = (rows_left - len(shared)) / max(1, sum(one.rows for one in shared.values()))
+    by_bytes = (bytes_left - sum(row_of.values())) / max(
+        1.0, sum(one.nbytes for one in shared.values())
     )
-    for name, demand in shared.items():
-        rows = 1 + int(demand.rows * fraction)
+    fraction = max(0.0, min(1.0, by_rows, by_bytes))
+    rows_of = {name: 1 + int(demand.rows * fraction) for name, demand in shared.items()}
+    if 0 < by_rows == fraction:
+        rows_of[next(iter(shared))] += int(rows_left) - sum(rows_of.values())
+    for name, rows in rows_of.items():
         result[name] = RangeLimit(rows) if rows_left >= rows and bytes_left > 0 else NOTHING
         rows_left -= rows
         bytes_left -= rows * row_of[name]

@@ -22,12 +22,12 @@ LIMITS = {
     "rows in proportion": (
         RangeLimit(40),
         [Demand(300, 1.0), Demand(100, 1.0)],
-        [RangeLimit(29), RangeLimit(10)],
+        [RangeLimit(30), RangeLimit(10)],
     ),
     "one row at least": (
         RangeLimit(10),
         [Demand(1000, 1.0), Demand(1, 1.0)],
-        [RangeLimit(8), RangeLimit(1)],
+        [RangeLimit(9), RangeLimit(1)],
     ),
     "more than there is": (
         RangeLimit(100),
