@@ -226,19 +226,6 @@ def test_messages_aged_out_before_read(
     assert read(url, stream, startSequence=11) == list(range(11, 61))
 
 
-def test_stream_recreated_while_read(shared_server: NatsServer, stream: str) -> None:
-    url = shared_server.url
-    create_stream(url, stream)
-    fill(url, stream, "abc" * 20)
-    reader = batch_reader(url, stream=stream, failOnDataLoss=False)
-    (task,) = tasks_of(reader)
-    api(url, f"STREAM.DELETE.{stream}")
-    create_stream(url, stream)
-    fill(url, stream, "abc" * 30)
-    with pytest.raises(DataLossError, match="re-created"):
-        list(rows_of_task(reader, task))
-
-
 # -- in Spark -------------------------------------------------------------------------------------
 
 

@@ -6,7 +6,6 @@ micro-batch was read before.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,8 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError
 from nats_stream_source.spark.tasks import NatsInputPartition
-from tests.support.nats.backup import back_up
-from tests.support.nats.buckets import create_bucket, put, put_many
 from tests.support.nats.store_files import keep_store
-from tests.support.query_driver.driver import QueryDriver, new_query
+from tests.support.query_driver.driver import QueryDriver
 from tests.support.recorded_stream import KINDS, KINDS_IN_TURN, RecordedStream, warnings
 from tests.support.wait import wait_until
 
@@ -136,34 +133,6 @@ def test_message_at_checkpoint_superseded_again(nats_server: NatsServer, tmp_pat
     recorded.put([(recorded.acknowledged[FIRST + SECOND][0], b"again")])
     with recorded.query(offsets=offsets) as refused, pytest.raises(DataLossError, match=LOST):
         refused.plan()
-
-
-@pytest.mark.parametrize("written", [20, 30], ids=["shorter", "grown past the last poll"])
-@pytest.mark.parametrize("how", ["rolled back", "restored"])
-def test_match_written_after_query_had_polled_beyond(
-    nats_server: NatsServer, tmp_path: Path, how: str, written: int
-) -> None:
-    """More filters than one poll requests, and the query's position is before the copy."""
-    url, others = nats_server.url, itertools.count()
-
-    def write_others(count: int) -> None:
-        put_many(url, "b", ((f"other{next(others)}", b"v") for _ in range(count)))
-
-    create_bucket(url, "b", history=10)
-    keys = [f"k{i}" for i in range(10)]
-    put_many(url, "b", [(key, b"v") for key in keys] * 10)
-    with new_query(url, bucket="b", keys=",".join(keys)) as query:
-        query.drain()
-        write_others(20)
-        restore = (
-            keep_store(nats_server, tmp_path) if how == "rolled back" else back_up(url, "KV_b")
-        )
-        write_others(30)
-        assert not query.plan()
-        restore()
-        revision = put(url, "b", "k3", b"new")
-        write_others(written)
-        assert [row["revision"] for row in query.read_new()] == [revision] == [121]
 
 
 # -- planned micro-batches ------------------------------------------------------------------------

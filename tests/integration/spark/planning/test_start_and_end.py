@@ -9,10 +9,8 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import (
     MinLastSequenceError,
-    OffsetError,
     UnsupportedStreamError,
 )
-from nats_stream_source.rows.offsets import ONE_STREAM, Offset
 from tests.integration.spark.planning.planners import ends, go_on, planning, read_all
 from tests.support.nats.buckets import api, create_bucket, put, put_many, skip_before
 
@@ -77,16 +75,6 @@ async def test_start_beyond_end_waits(ten: str) -> None:
     put_many(ten, "b", ((f"m{i}", b"v") for i in range(6)))
     end, (split,) = await go_on(ten, start, startSequence="15")
     assert (split.range.start, split.range.end, end.stream_seq) == (14, 16, 16)
-
-
-async def test_checkpoint_of_other_bucket_or_keys(ten: str) -> None:
-    start = await read_all(ten)
-    async with planning(ten, "b") as planner:
-        with pytest.raises(OffsetError, match=r"of stream KV_other.*option 'bucket'"):
-            await planner.planner.latest_offset(Offset({"KV_other": start}, (), ONE_STREAM))
-    async with planning(ten, "b", keys="k1") as planner:
-        with pytest.raises(OffsetError, match=r"keys=\(all\), the query has keys=k1"):
-            await planner.planner.latest_offset(Offset({"KV_b": start}, (), ONE_STREAM))
 
 
 async def test_min_last_seq_beyond_new_stream(ten: str) -> None:

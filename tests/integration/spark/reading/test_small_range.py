@@ -259,17 +259,6 @@ def test_subject_not_expressible(shared_server: NatsServer, bucket: str) -> None
     assert replaced
 
 
-@pytest.mark.parametrize("entries", [1, 8])
-def test_stream_recreated(shared_server: NatsServer, bucket: str, entries: int) -> None:
-    url = shared_server.url
-    plan = plan_of(url, bucket)
-    buckets.delete_bucket(url, bucket)
-    buckets.create_bucket(url, bucket)
-    buckets.put_many(url, bucket, [(f"n.{i}", b"new") for i in range(entries)])
-    with pytest.raises(DataLossError, match="deleted and re-created"):
-        rows(url, plan)
-
-
 def test_stream_recreated_between_requests(shared_server: NatsServer, bucket: str) -> None:
     """The second look sees it; no row gets out."""
     url = shared_server.url
@@ -291,15 +280,6 @@ def test_stream_recreated_between_requests(shared_server: NatsServer, bucket: st
         close_cached_runners()
     assert not found
     assert next(infos) == 2
-
-
-def test_messages_aged_out_before_read(shared_server: NatsServer, bucket: str) -> None:
-    url = shared_server.url
-    plan = replace(plan_of(url, bucket), required_from=1)
-    buckets.api(url, f"STREAM.PURGE.KV_{bucket}", {"seq": 4})
-    with pytest.raises(DataLossError):
-        rows(url, plan)
-    assert [row["revision"] for row in rows(url, plan, failOnDataLoss="false")] == [4, 5, 6]
 
 
 def test_permission_missing_uses_consumer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

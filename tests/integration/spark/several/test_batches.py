@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import pytest
 
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.errors import BucketNotFoundError, OptionError
+from nats_stream_source.errors import OptionError
 from tests.support.nats.buckets import create_bucket, put_many
 from tests.support.query_driver.batch import batch_reader, read_batch, tasks_of
 from tests.support.query_driver.driver import sequences_by_stream
@@ -75,17 +74,6 @@ def test_small_buckets_share_tasks(nats_server: NatsServer) -> None:
     assert len(tasks) == 1
     assert len(tasks[0].splits) == 12
     assert repr(tasks[0]).endswith("and 11 more)")
-
-
-def test_pattern_without_match_is_logged(sites: str, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, "nats_stream_source")
-    assert read_batch(sites, bucketPattern="nothing") == []
-    assert 'no name matches the pattern option="bucketPattern=nothing"' in caplog.text
-
-
-def test_listed_bucket_that_does_not_exist(sites: str) -> None:
-    with pytest.raises(BucketNotFoundError, match=r"buckets=absent,site-1.*'?absent"):
-        read_batch(sites, buckets="site-1,absent")
 
 
 def test_time_beyond_end_of_streams(sites: str) -> None:
