@@ -98,10 +98,6 @@ class KvFormat(FormatAdapter):
         """Rows of ``nats_kv``, in the order of ``frames``.
 
         With ``ignoreDeletes`` the batch does not contain markers.
-
-        Raises:
-            UndecodableError: a key or value is not decodable, with ``onUndecodable=fail``.
-            ProtocolError: a subject does not start with ``split.prefix``.
         """
         # Deferred import: the planner's process would load modules of Arrow that only rows need.
         from nats_stream_source.rows.arrow import kv_batch

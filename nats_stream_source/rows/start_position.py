@@ -24,12 +24,7 @@ log = field_logger(__name__)
 
 
 async def resolve_start(view: StreamView, position: StartPosition) -> int:
-    """The sequence after which ``position`` starts.
-
-    Raises:
-        OptionError: the start time is in the future, or with ``startTimeStrategy=error`` later than
-            the last message.
-    """
+    """The sequence after which ``position`` starts."""
     jetstream, info, policy = view.jetstream, view.info, position.policy
     if policy is DeliverPolicy.NEW:
         return info.last_seq

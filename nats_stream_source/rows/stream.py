@@ -70,11 +70,7 @@ class StreamFormat(FormatAdapter):
             self.terms = replace(self.terms, filter_option="subject")
 
     async def stream_name(self, jetstream: JetStream) -> str:
-        """The option ``stream``, or the one stream that has the option ``subject``.
-
-        Raises:
-            NoMatchingStreamError: no stream or more than one stream has the subject.
-        """
+        """The option ``stream``, or the one stream that has the option ``subject``."""
         if self.options.stream is not None:
             return self.options.stream
         (subject,) = self.options.filter_subjects
@@ -90,11 +86,7 @@ class StreamFormat(FormatAdapter):
         return streams[0]
 
     async def stream_info(self, jetstream: JetStream, stream: str) -> StreamInfo:
-        """The stream as its leader reports it.
-
-        Raises:
-            StreamNotFoundError: the stream does not exist.
-        """
+        """The stream as its leader reports it."""
         try:
             return await jetstream.stream_info(stream)
         except StreamNotFoundError as error:

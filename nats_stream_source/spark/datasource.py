@@ -197,9 +197,6 @@ def stream_reader(adapter: FormatAdapter, task_counts: TaskCounts | None = None)
 
     Args:
         task_counts: where its tasks add what they count.
-
-    Raises:
-        OptionError: a limit that this version does not support.
     """
     validate_limits(adapter.options.common)
     # Deferred imports: each module needs, or is meant for, one range of Spark versions.

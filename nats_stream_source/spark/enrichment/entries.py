@@ -58,14 +58,7 @@ class Lookup:
 
 
 def with_entries(batches: Iterator[pa.RecordBatch], lookup: Lookup) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of ``batches``, in their order, with the columns of their keys' entries.
-
-    Raises:
-        BucketNotFoundError: the bucket does not exist.
-        UndecodableError: a value is not decodable, with ``onUndecodable=fail``.
-        MinLastSequenceError: the bucket does not reach ``minLastRevision``.
-        ConnectError, …: see :class:`nats_stream_source.jetstream.direct_get.client.DirectGet`.
-    """
+    """Yield the rows of ``batches``, in their order, with the columns of their keys' entries."""
     options = lookup.options
     runner = cached_runner(options.connection)
     runner.connect(options.outage_timeout)

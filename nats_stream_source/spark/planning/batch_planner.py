@@ -74,15 +74,6 @@ class BatchPlanner:
         """The splits by the task that reads them; an empty list for an empty batch.
 
         A task reads several small streams one after the other over one connection.
-
-        Raises:
-            BucketNotFoundError, StreamNotFoundError: the stream or a listed name does not exist.
-            ConfigurationError: no stream has or accepts a message that a filter matches.
-            OptionError: a sequence or time beyond the stream's end.
-            MinLastSequenceError: the stream does not reach ``minLastRevision``
-                (``minLastSequence``).
-            DataLossError: the first sequence is later than ``startSequence``, and
-                ``failOnDataLoss`` is set.
         """
         views = await self._states.first_poll()
         await self._states.verify_listed(views)

@@ -107,12 +107,7 @@ class QueryPlanner:
     # -- the calls of Spark ---------------------------------------------------------------------
 
     async def initial_offset(self) -> Offset:
-        """The start positions of a query without a checkpoint; decided once.
-
-        Raises:
-            BucketNotFoundError, StreamNotFoundError: the stream or a listed name does not exist.
-            MinLastSequenceError: the stream does not reach ``minLastRevision``.
-        """
+        """The start positions of a query without a checkpoint; decided once."""
         if self._initial_offset is None:
             # The initial values of a run of Trigger.AvailableNow end where the run ends.
             if (ends := self._available_now) is None:
@@ -140,11 +135,6 @@ class QueryPlanner:
 
         Args:
             limited: whether the limits and ``minRowsPerTrigger`` apply.
-
-        Raises:
-            DataLossError: with ``failOnDataLoss``; the error names the stream.
-            OffsetError: an offset of another query.
-            ConfigurationError: no stream has a subject that the filters of a new query match.
         """
         if not await self._backoff.wait_until_due(start):
             return start
@@ -188,12 +178,7 @@ class QueryPlanner:
         return self._stream_end
 
     async def tasks(self, start: Offset, end: Offset) -> list[tuple[Split, ...]]:
-        """The splits of the ranges between two offsets, by the task that reads them.
-
-        Raises:
-            DataLossError: with ``failOnDataLoss``; also if one of several streams does not exist.
-            OffsetError: an offset of another query.
-        """
+        """The splits of the ranges between two offsets, by the task that reads them."""
         await self._states.verify(start)
         await self._states.verify(end)
         ranges = {

@@ -145,9 +145,6 @@ class StreamPlanner:
             view: the stream as its leader has just reported it.
             limit: the limits of the range; None for all messages.
             wait: wait for a mirror that lags, since an empty range would end the run.
-
-        Raises:
-            DataLossError: with ``failOnDataLoss``.
         """
         await self._other_subjects.check(view)
         resumed = start
@@ -182,10 +179,6 @@ class StreamPlanner:
             min_splits: the minimum number.
             planned: whether :meth:`plan` has returned ``end`` for ``view``; else an earlier process
                 planned the range.
-
-        Raises:
-            OffsetError: the end is lower than the start.
-            DataLossError: with ``failOnDataLoss``.
         """
         info, scope = view.info, view.scope
         first, last = range_between(start, end)

@@ -110,12 +110,7 @@ class StreamStates:
         return self._one
 
     async def request(self, stream: str) -> StreamView:
-        """Request the state of one stream.
-
-        Raises:
-            StreamNotFoundError, BucketNotFoundError: it does not exist.
-            UnsupportedStreamError, ConfigurationError: as :class:`FormatAdapter`.
-        """
+        """Request the state of one stream."""
         jetstream = await self._connection.jetstream()
         return await self._view(jetstream, await self._adapter.stream_info(jetstream, stream))
 
@@ -149,11 +144,6 @@ class StreamStates:
 
         Args:
             known: the streams of an offset. Those of the last list are requested too.
-
-        Raises:
-            StreamNotFoundError, BucketNotFoundError: the stream of a query of one does not exist.
-            PermissionDeniedError: the query has a pattern, and ``STREAM.LIST`` is not permitted.
-            UnsupportedStreamError, ConfigurationError: as :class:`FormatAdapter`.
         """
         if self._set is None:
             view = await self.request(await self._stream_of_one())
@@ -163,11 +153,7 @@ class StreamStates:
         return {name: await self._view(jetstream, info) for name, info in infos.items()}
 
     async def first_poll(self) -> dict[str, StreamView]:
-        """The streams of a new query, once they have its ``min_last_seq`` (ADR-53).
-
-        Raises:
-            MinLastSequenceError: the stream did not reach it within ``requestTimeout``.
-        """
+        """The streams of a new query, once they have its ``min_last_seq`` (ADR-53)."""
         views = await self.poll()
         min_last_seq = self._adapter.min_last_seq or 0
         for name, view in views.items():
@@ -217,9 +203,6 @@ class StreamStates:
         Args:
             views: the streams that :meth:`poll` returned.
             must_exist: whether a missing name is an error; else a warning, once.
-
-        Raises:
-            BucketNotFoundError, StreamNotFoundError: a listed name does not exist.
         """
         if self._set is None:
             return
@@ -277,11 +260,7 @@ class StreamStates:
 
 
 async def verify_filters(adapter: FormatAdapter, views: Iterable[StreamView]) -> None:
-    """Verify that a query can have a row.
-
-    Raises:
-        ConfigurationError: no stream has or accepts a message that a filter matches.
-    """
+    """Verify that a query can have a row."""
     of_streams = list(views)
     refused: list[ConfigurationError] = []
 

@@ -85,13 +85,7 @@ Unknown = Mapping[Cause, Sequence[str]]
 
 
 def read_as_of(batch_split: BatchSplit, adapter: FormatAdapter) -> Iterator[pa.RecordBatch]:
-    """Yield the rows in the order of their revisions.
-
-    Raises:
-        DataLossError: a key's entry as of ``end`` is or may be missing, and ``failOnDataLoss`` is
-            set; the stream was re-created or rolled back while it was read.
-        ConsumerLostError, MinLastSequenceError, ConnectError, …: see ``jetstream.ordered.reader``.
-    """
+    """Yield the rows in the order of their revisions."""
     split, runner = batch_split.split, cached_runner(adapter.options.connection)
     received = 0
     last, whole = _LastSequences(), replace(split.range, headers_only=True)

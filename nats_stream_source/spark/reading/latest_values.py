@@ -61,12 +61,7 @@ log = field_logger(__name__)
 
 
 def read_latest_values(batch_split: BatchSplit, adapter: FormatAdapter) -> Iterator[pa.RecordBatch]:
-    """Yield the rows: those of the planned range in the order of their sequences, then others.
-
-    Raises:
-        DataLossError: the stream was re-created or rolled back while it was read.
-        ConsumerLostError, MinLastSequenceError, ConnectError, …: see ``jetstream.ordered.reader``.
-    """
+    """Yield the rows: those of the planned range in the order of their sequences, then others."""
     split, runner = batch_split.split, cached_runner(adapter.options.connection)
     seen = SubjectsSeen()
     reader = OrderedReader(runner.connection, split.range)
@@ -192,9 +187,6 @@ class CatchUpReader:
         Args:
             is_complete: called with each stream info; True if no subject is missing.
             headers_only: read without payloads.
-
-        Raises:
-            DataLossError: the stream was re-created or rolled back.
         """
         position = self._range.end
         previous_length: int | None = None

@@ -59,11 +59,6 @@ def read_splits(
     Args:
         outage_timeout: seconds to wait for unavailable servers. Until this process has been
             connected, ``connect_timeout`` applies instead, unless the query is ``running``.
-
-    Raises:
-        DataLossError: the stream was re-created or rolled back; or messages of the range aged out
-            before they were read, and ``failOnDataLoss`` is set.
-        ConsumerLostError, MinLastSequenceError, ConnectError, …: see ``jetstream.ordered.reader``.
     """
     runner = cached_runner(adapter.options.connection)
     runner.connect(outage_timeout, running=running)

@@ -70,14 +70,7 @@ def prepare_target(options: KvWriteOptions | StreamWriteOptions) -> None:
 
 
 async def open_bucket(jetstream: JetStream, options: KvWriteOptions) -> StreamInfo:
-    """The stream of the bucket; creates the bucket if it is missing and ``ifMissing=create``.
-
-    Raises:
-        BucketNotFoundError: the bucket does not exist.
-        ConfigurationError: the bucket is a mirror, sealed or has ``no_ack``, or ``asyncPersist``
-            refuses it.
-        ApiError: the server rejected the creation.
-    """
+    """The stream of the bucket; creates the bucket if it is missing and ``ifMissing=create``."""
     name = options.target
     try:
         info = await bucket_stream_info(jetstream, name)
@@ -109,15 +102,7 @@ async def open_bucket(jetstream: JetStream, options: KvWriteOptions) -> StreamIn
 
 
 async def open_stream(jetstream: JetStream, options: StreamWriteOptions) -> StreamInfo:
-    """The stream; creates it if it is missing and ``ifMissing=create``.
-
-    Raises:
-        StreamNotFoundError: the stream does not exist.
-        ConfigurationError: the stream is a mirror, sealed, without subjects or has ``no_ack``, or
-            ``asyncPersist`` refuses it.
-        FastIngestNotSupportedError: ``fastIngest``, and the stream does not have ``allow_batched``.
-        ApiError: the server rejected the creation.
-    """
+    """The stream; creates it if it is missing and ``ifMissing=create``."""
     name = options.target
     try:
         info = await jetstream.stream_info(name)
