@@ -95,10 +95,14 @@ async def report_aged_out(
         f"({some}{terms.sequence}s {first} to {last} aged out; {terms.retention_hint})"
     )
     scope = adapter.read_scope(await adapter.completed(jetstream, info))
-    if scope.effective_filters:
-        filters = ",".join(adapter.user_filters)
-        unknown = f"whether {terms.filter_option}={filters} matched any of them is unknown"
-    elif scope.prefix and await _has_other_messages(jetstream, info, scope.prefix):
+    filters = adapter.user_filters if scope.effective_filters else ()
+    if filters:
+        given = ",".join(filters)
+        unknown = f"whether {terms.filter_option}={given} matched any of them is unknown"
+    elif (prefix := scope.prefix) and (
+        accepts_other_subjects(info.config, prefix)
+        or (await other_messages(jetstream, info, prefix) or 0) > 0
+    ):
         unknown = "whether any of them was an entry of the bucket is unknown"
     else:
         report_data_loss(adapter, info.name, observed, f"continue at {info.first_seq}")
@@ -106,14 +110,12 @@ async def report_aged_out(
     log.warning(f"messages of stream {info.name} aged out: {observed}; {unknown}", stream=info.name)
 
 
-async def _has_other_messages(jetstream: JetStream, info: StreamInfo, prefix: str) -> bool:
-    if accepts_other_subjects(info.config, prefix):
-        return True
+async def other_messages(jetstream: JetStream, info: StreamInfo, prefix: str) -> int | None:
+    """The number of messages that are not entries of a bucket; None if they cannot be counted."""
     try:
-        _, others = await count_entries(jetstream, info, prefix)
+        return (await count_entries(jetstream, info, prefix))[1]
     except (PermissionDeniedError, ConsumerLimitError):
-        return False
-    return others > 0
+        return None
 
 
 async def timestamp_at(jetstream: JetStream, info: StreamInfo, seq: int) -> str | None:

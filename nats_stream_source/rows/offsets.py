@@ -76,21 +76,14 @@ class Position:
             OffsetError: a field is missing or invalid.
         """
         try:
-            position = cls(
-                created=_timestamp(json, "created"),
-                epoch=_typed(json, "epoch", int),
-                origin=_typed(json, "origin", int),
-                stream_seq=_typed(json, "stream_seq", int),
-                time=_timestamp_or_none(json, "time"),
-                consumer_seq=_typed(json, "consumer_seq", int),
-                initial_through=_typed(json, "initial_through", int),
-            )
+            fields = {name: _field(json, name) for name in cls.__slots__}
         except (AttributeError, TypeError):
             raise OffsetError(
                 f"{_FAILED}: found {json!r} for stream {stream}, expected a position; {_ACTION}"
             ) from None
         except KeyError as missing:
             raise _missing(missing, json) from None
+        position = cls(**fields)
         if not 0 <= position.origin <= position.stream_seq or position.epoch < 0:
             raise OffsetError(
                 f"{_FAILED}: found {position} for stream {stream}, expected 0 <= origin <= "
@@ -179,6 +172,13 @@ def _typed(json: Mapping[str, Any], name: str, kind: type) -> Any:
     if type(value) is not kind:
         raise OffsetError(f"{_FAILED}: {name}={value!r}, expected {kind.__name__}; {_ACTION}")
     return value
+
+
+def _field(json: Mapping[str, Any], name: str) -> Any:
+    """A field of a position."""
+    if name == "created":
+        return _timestamp(json, name)
+    return _timestamp_or_none(json, name) if name == "time" else _typed(json, name, int)
 
 
 def _missing(name: KeyError, json: Mapping[str, Any]) -> OffsetError:

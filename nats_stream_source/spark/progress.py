@@ -198,35 +198,31 @@ def add_listener(
     session, query = _session_and_query(spark)
     wanted = None if query is None else str(query.id)
 
+    def feed(event: Any, record: Callable[[ProgressMetrics], None]) -> None:
+        if metrics is not None and wanted in (None, str(event.id)):
+            with metrics.fed():
+                record(metrics)
+
     class Progress(StreamingQueryListener):
         def onQueryStarted(self, event: Any) -> None:
-            if metrics is not None and _is(event, wanted):
-                with metrics.fed():
-                    metrics.started(str(event.id), str(event.runId), event.name)
+            run = str(event.id), str(event.runId)
+            feed(event, lambda metrics: metrics.started(*run, event.name))
 
         def onQueryProgress(self, event: Any) -> None:
             report = json.loads(event.progress.json)
-            if wanted not in (None, report["id"]):
-                return
-            if metrics is not None:
-                with metrics.fed():
-                    metrics.progress(report)
-            for record in _records(report):
+            feed(event.progress, lambda metrics: metrics.progress(report))
+            for record in _records(report) if wanted in (None, report["id"]) else ():
                 if lines:
                     log.info("micro-batch", **record.fields())  # type: ignore[arg-type]
                 if callback is not None:
                     callback(record)
 
         def onQueryIdle(self, event: Any) -> None:
-            if metrics is not None and _is(event, wanted):
-                with metrics.fed():
-                    metrics.idle(str(event.id), str(event.runId))
+            feed(event, lambda metrics: metrics.idle(str(event.id), str(event.runId)))
 
         def onQueryTerminated(self, event: Any) -> None:
-            if metrics is not None and _is(event, wanted):
-                with metrics.fed():
-                    failed = event.exception is not None
-                    metrics.terminated(str(event.id), str(event.runId), failed=failed)
+            run, failed = (str(event.id), str(event.runId)), event.exception is not None
+            feed(event, lambda metrics: metrics.terminated(*run, failed=failed))
 
     listener = Progress()
     if metrics is None:
@@ -256,10 +252,6 @@ def start_metrics(prometheus: int | str | None, opentelemetry: bool) -> Progress
     recorder, _ = start_exporters(prometheus, opentelemetry)
     recorder.pull(pass_on_task_counts)
     return progress_metrics(recorder)
-
-
-def _is(event: Any, wanted: str | None) -> bool:
-    return wanted in (None, str(event.id))
 
 
 def _session_and_query(

@@ -6,14 +6,12 @@ them.
 
 from __future__ import annotations
 
-import contextlib
 import math
 
-from nats_stream_source.errors import ConsumerLimitError, PermissionDeniedError
 from nats_stream_source.jetstream.kv.bucket import Bucket
-from nats_stream_source.jetstream.kv.other_messages import count_entries
 from nats_stream_source.logs import field_logger
 from nats_stream_source.rows.base import StreamView
+from nats_stream_source.rows.data_loss import other_messages
 
 log = field_logger(__name__)
 
@@ -36,9 +34,7 @@ class OtherSubjectsWarning:
             return
         if Bucket.of(info).covers_stream:
             return
-        others = 0
-        with contextlib.suppress(PermissionDeniedError, ConsumerLimitError):
-            _, others = await count_entries(view.jetstream, info, prefix)
+        others = await other_messages(view.jetstream, info, prefix) or 0
         self._next = math.inf if others > 0 else 2.0 * info.last_seq
         if others > 0:
             log.warning(

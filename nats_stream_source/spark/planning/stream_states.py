@@ -63,7 +63,7 @@ class StreamStates:
         self._may_list = True
         self._listed_at: float | None = None
         self._reported: set[str] = set()
-        self._selected: dict[str, bool] = {}  # a pattern takes longer than a look-up
+        self._listed: set[str] = set()  # those of the last list that the options select
         self.requests = 1
 
     async def verify(self, offset: Offset) -> None:
@@ -172,8 +172,7 @@ class StreamStates:
     async def _poll_set(self, jetstream: JetStream, known: Iterable[str]) -> dict[str, StreamInfo]:
         assert self._set is not None
         names = {self._adapter.stream_of(name) for name in self._set.names}
-        names.update(name for name in known if self._selects(name))
-        names.update(name for name, selected in self._selected.items() if selected)
+        names.update(self._listed, filter(self._adapter.selects, known))
         if not self._lists(len(names)):
             return await self._request_each(jetstream, names)
         try:
@@ -185,15 +184,11 @@ class StreamStates:
             self._may_list = False
             return await self._request_each(jetstream, names)
         self._listed_at = self._clock()
-        self._selected = {name: self._selects(name) for name in listed}
-        found = {name: info for name, info in listed.items() if self._selected[name]}
+        found = {name: info for name, info in listed.items() if self._adapter.selects(name)}
+        self._listed = set(found)
         missing = await self._request_each(jetstream, names - found.keys())
         self.requests = self._list.requests + len(names - found.keys())
         return dict(sorted((found | missing).items()))
-
-    def _selects(self, stream: str) -> bool:
-        selected = self._selected.get(stream)
-        return self._adapter.selects(stream) if selected is None else selected
 
     async def verify_listed(
         self, views: Mapping[str, StreamView], *, must_exist: bool = True

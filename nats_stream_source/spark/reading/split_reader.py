@@ -21,20 +21,17 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 import pyarrow as pa
 
 from nats_stream_source.errors import (
-    ConsumerLimitError,
     DataLossError,
-    PermissionDeniedError,
     ProtocolError,
     StreamNotFoundError,
 )
-from nats_stream_source.jetstream.kv.other_messages import count_entries
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.stream_identity import Identity, StreamChangedError
 from nats_stream_source.metrics.counts import count
 from nats_stream_source.metrics.table import INPUT_BYTES
 from nats_stream_source.rows.base import FormatAdapter
-from nats_stream_source.rows.data_loss import report_aged_out, report_data_loss
+from nats_stream_source.rows.data_loss import other_messages, report_aged_out, report_data_loss
 from nats_stream_source.rows.sequence_gaps import SequenceGapTracker
 from nats_stream_source.rows.splits import Split
 from nats_stream_source.spark.runner import cached_runner
@@ -180,14 +177,10 @@ async def verify_left_out(reader: OrderedReader, connection: ReusableConnection)
     """Raise ProtocolError if messages were left out that the stream does not have."""
     request, messages, info = reader.request, reader.left_out, reader.info
 
-    async def other_messages() -> int:
-        try:
-            jetstream = await connection.jetstream()
-            return (await count_entries(jetstream, info, request.prefix))[1]
-        except (PermissionDeniedError, ConsumerLimitError):
-            return messages
+    async def others() -> int | None:
+        return await other_messages(await connection.jetstream(), info, request.prefix)
 
-    if messages and not await connection.retry_transient(other_messages):
+    if messages and await connection.retry_transient(others) == 0:
         raise ProtocolError(
             f"could not read stream {info.name!r}: {messages} messages of the range "
             f"{request.bounds} were received with subjects that do not start with "
