@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Any
 
 from nats_stream_source.jetstream.ordered.request import RangeRequest
+from nats_stream_source.jetstream.stream_info import StreamInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,23 +60,17 @@ class BatchSplit:
     """A split of a batch.
 
     Attributes:
+        planned: the stream when the split was planned.
         history: the maximum number of messages per subject; -1 for no limit.
-        subject_count: the number of subjects in the stream when the split was planned; None where
-            the query reads some of them only.
-        keeps_last_messages: whether a subject that has messages keeps its last one: the stream does
-            not have limits, and its messages do not have a TTL. The number of subjects then only
-            grows, except after a purge through the stream API.
-        at_stream_end: whether the range ended at the stream's last message when it was planned.
-        first_seq: the stream's first sequence when the split was planned.
+        subject_count: the number of subjects that the stream had; None where the query reads some
+            of them only.
     """
 
     split: Split
     kind: BatchReadKind
+    planned: StreamInfo
     history: int
     subject_count: int | None
-    keeps_last_messages: bool
-    at_stream_end: bool
-    first_seq: int
 
     def __str__(self) -> str:
         return f"{self.split} {self.kind.value}"

@@ -35,7 +35,6 @@ from nats_stream_source.rows.splits import (
     BatchReadKind,
     BatchSplit,
     Split,
-    removal_settings,
 )
 from nats_stream_source.rows.start_position import (
     resolve_start,
@@ -84,7 +83,7 @@ class BatchPlanner:
 
         async def plan(name: str, min_splits: int) -> list[tuple[BatchSplit, int]]:
             splits = await self._splits(views[name], min_splits)
-            return [(split, _rows(split, views[name].info)) for split in splits]
+            return [(split, _rows(split)) for split in splits]
 
         return await plan_tasks(
             messages, plan, min_partitions=self._min_partitions, cores=self._cores
@@ -146,8 +145,7 @@ class BatchPlanner:
         # With one message per subject, every message is its subject's last.
         last_per_subject = kind is BatchReadKind.CURRENT and scope.history != 1
         start = 0 if last_per_subject else min(info.first_seq - 1, end)
-        subject_count = None if scope.filters else info.subjects
-        return [self._split(view, kind, start, end, last_per_subject, subject_count=subject_count)]
+        return [self._split(view, kind, start, end, last_per_subject)]
 
     async def _plan_range(self, view: StreamView, min_splits: int) -> list[BatchSplit]:
         adapter, info = self._adapter, view.info
@@ -188,7 +186,6 @@ class BatchPlanner:
         end: int,
         last_per_subject: bool = False,
         missing_is_loss: bool = False,
-        subject_count: int | None = None,
     ) -> BatchSplit:
         info, scope = view.info, view.scope
         split = Split(
@@ -204,20 +201,13 @@ class BatchPlanner:
             initial_through=ENDLESS,
             required_from=max(start + 1, info.first_seq) if missing_is_loss else None,
         )
-        return BatchSplit(
-            split=split,
-            kind=kind,
-            history=scope.history,
-            subject_count=subject_count,
-            keeps_last_messages=not removal_settings(info.config),
-            at_stream_end=end >= info.last_seq,
-            first_seq=info.first_seq,
-        )
+        subject_count = None if scope.filters else info.subjects
+        return BatchSplit(split, kind, info, scope.history, subject_count)
 
 
-def _rows(split: BatchSplit, info: StreamInfo) -> int:
+def _rows(split: BatchSplit) -> int:
     """The number of messages of a split, if the stream has them at equal distances."""
+    info, request = split.planned, split.split.range
     sequences = max(1, info.last_seq - info.first_seq + 1)
-    request = split.split.range
     of_split = request.end - max(request.start, info.first_seq - 1)
     return max(0, info.messages * min(of_split, sequences) // sequences)

@@ -157,11 +157,12 @@ def _verify_complete(
     # For some keys only, that number is unknown, but limits remove the oldest messages first.
     if batch_split.subject_count is None:
         all_received = (
-            catch_up.info.first_seq == batch_split.first_seq and MESSAGE_TTLS not in removals
+            catch_up.info.first_seq == batch_split.planned.first_seq
+            and MESSAGE_TTLS not in removals
         )
     else:
         all_received = batch_split.subject_count == len(names)
-    exact = batch_split.at_stream_end and all_received
+    exact = request.end >= batch_split.planned.last_seq and all_received
     _report(batch_split, adapter, found, [] if exact else removals)
     return catch_up.info
 

@@ -50,7 +50,7 @@ from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import is_literal
 from nats_stream_source.logs import field_logger
 from nats_stream_source.rows.base import FormatAdapter
-from nats_stream_source.rows.splits import BatchSplit
+from nats_stream_source.rows.splits import BatchSplit, removal_settings
 from nats_stream_source.spark.reading.split_reader import range_frames
 from nats_stream_source.spark.runner import Runner, cached_runner
 from nats_stream_source.wire.columns import subjects
@@ -232,6 +232,6 @@ def all_subjects_seen(batch_split: BatchSplit, info: StreamInfo, seen: int) -> b
     that was purged while another one was created.
     """
     planned = batch_split.subject_count
-    return (
-        batch_split.keeps_last_messages and planned is not None and planned <= info.subjects == seen
-    )
+    if planned is None or removal_settings(batch_split.planned.config):
+        return False
+    return planned <= info.subjects == seen
