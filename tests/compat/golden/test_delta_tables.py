@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import duckdb
-import polars as pl
-import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from nats_stream_source.delta import Engine, merge
 from tests.compat.golden.delta_tables import TABLE, Batch, Rows, as_json, content, written
+from tests.support.delta_readers import by_duckdb, by_polars
 
 pytestmark = pytest.mark.delta
 
@@ -68,11 +66,10 @@ class StoredTable:
 
     def by_other_readers(self) -> dict[str, Rows]:
         """The rows of the table by reader."""
-        with duckdb.connect() as connection:
-            connection.register("t", DeltaTable(self.path).scan())
-            by_duckdb = pa.table(connection.sql("SELECT * FROM t")).to_pylist()
-        by_polars = pl.scan_delta(str(self.path)).collect().to_dicts()
-        return {"duckdb": as_json(by_duckdb), "polars": as_json(by_polars)}
+        return {
+            "duckdb": as_json(by_duckdb(self.path)),
+            "polars": as_json(by_polars(self.path)),
+        }
 
     def merge(self, spark: SparkSession, batch: str, engine: Engine) -> None:
         """Merge one of the batches that are beside the table."""

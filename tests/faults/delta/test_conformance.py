@@ -14,15 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import duckdb
-import polars as pl
-import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from nats_stream_source.delta import Upkeep, maintain, merge
-from tests.support.delta import rows_of
+from tests.support.delta_readers import by_deltalake, by_duckdb, by_polars
 
 STEPS = int(os.environ.get("CONFORMANCE_STEPS", "24"))
 SEED = int(os.environ.get("CONFORMANCE_SEED", "1"))
@@ -31,28 +28,6 @@ COLUMNS = ("key", "value", "revision")
 UPKEEP = Upkeep(compact_files=3, vacuum_commits=None, retention_hours=1)
 
 Row = dict[str, Any]
-
-
-def by_spark(spark: SparkSession, path: Path) -> list[Row]:
-    return [row.asDict() for row in spark.read.format("delta").load(str(path)).collect()]
-
-
-def by_deltalake(spark: SparkSession, path: Path) -> list[Row]:
-    return rows_of(DeltaTable(path))
-
-
-def by_polars(spark: SparkSession, path: Path) -> list[Row]:
-    return pl.scan_delta(str(path)).collect().to_dicts()
-
-
-def by_duckdb(spark: SparkSession, path: Path) -> list[Row]:
-    with duckdb.connect() as connection:
-        connection.register("fleet", DeltaTable(path).scan())
-        rows: list[Row] = pa.table(connection.sql("SELECT * FROM fleet")).to_pylist()
-        return rows
-
-
-READERS = (by_spark, by_deltalake, by_polars, by_duckdb)
 
 
 class Run:
@@ -149,9 +124,11 @@ def test_readers_agree_after_each_step(spark: SparkSession, tmp_path: Path, vect
     for number, step in enumerate([*taken, *run.chance.sample(steps, len(steps))]):
         step()
         expected = sorted(run.rows.values(), key=lambda row: row["key"])
-        for read in READERS:
-            found = sorted(read(spark, run.path), key=lambda row: row["key"])
+        by_spark = spark.read.format("delta").load(str(run.path)).collect()
+        read = {one.__name__: one(run.path) for one in (by_deltalake, by_polars, by_duckdb)}
+        for name, rows in {**read, "by_spark": [row.asDict() for row in by_spark]}.items():
+            found = sorted(rows, key=lambda row: row["key"])
             found = [{**row, "value": bytes(row["value"])} for row in found]
-            assert found == expected, (SEED, number, step.__name__, read.__name__)
+            assert found == expected, (SEED, number, step.__name__, name)
     assert run.seen.pop("vectors") == vectors
     assert all(run.seen.values()), run.seen

@@ -11,8 +11,6 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-import duckdb
-import polars as pl
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
@@ -24,7 +22,8 @@ from nats_stream_source.delta.driver.data_files import LiveFile
 from nats_stream_source.delta.rules.layout import Deletes
 from tests.integration.delta.driver.in_process import ARROW, InProcessTable
 from tests.integration.delta.merge_model import CREATED, both_modes
-from tests.support.delta import change_actions, partition_by, rows_of
+from tests.support.delta import change_actions, partition_by
+from tests.support.delta_readers import by_deltalake, by_duckdb, by_polars
 
 _ARROW = pa.schema(
     [field for field in ARROW if field.name != "value"]
@@ -113,21 +112,6 @@ class _Written:
                 self.rows.pop(identity, None)
 
 
-def _read_by_delta_rs(path: Path) -> list[Row]:
-    return rows_of(DeltaTable(path))
-
-
-def _read_by_polars(path: Path) -> list[Row]:
-    return pl.scan_delta(str(path)).collect().to_dicts()
-
-
-def _read_by_duckdb(path: Path) -> list[Row]:
-    with duckdb.connect() as connection:
-        connection.register("fleet", DeltaTable(path).scan())
-        rows: list[Row] = pa.table(connection.sql("SELECT * FROM fleet")).to_pylist()
-        return rows
-
-
 def _plain(row: Row) -> Row:
     """A map as a dictionary, and times in UTC: readers return them in several forms."""
     headers = row["headers"]
@@ -149,7 +133,7 @@ def _by_key(rows: list[Row]) -> Rows:
 @both_modes
 @pytest.mark.parametrize(
     ("read", "partition"),
-    [(_read_by_delta_rs, _ENCODED), (_read_by_duckdb, _ENCODED), (_read_by_polars, "ships")],
+    [(by_deltalake, _ENCODED), (by_duckdb, _ENCODED), (by_polars, "ships")],
 )
 def test_reader_returns_rows(
     tmp_path: Path, deletes: Deletes, read: Callable[[Path], list[Row]], partition: str
@@ -161,7 +145,7 @@ def test_reader_returns_rows(
 def test_polars_returns_removed_rows_of_encoded_partition(tmp_path: Path) -> None:
     """A limitation of polars 2.1 that docs/table.md describes: it does not find the vectors."""
     written = _Written(tmp_path / "fleet", "mark", _ENCODED)
-    found = _read_by_polars(tmp_path / "fleet")
+    found = by_polars(tmp_path / "fleet")
     assert len(found) > len(written.rows)
     assert {row["bucket"] for row in found} == {"fleet", _ENCODED}
 
