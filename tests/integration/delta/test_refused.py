@@ -178,8 +178,6 @@ def test_path_that_driver_does_not_take(frame: Frame, tmp_path: Path) -> None:
     table = tmp_path / "a%20b[c]\\d|e^f"
     with pytest.raises(ConfigurationError, match="'%20' in a path literally"):
         merge(frame(put("a", 1)), table, engine="driver")
-    with pytest.raises(ConfigurationError, match="write the path without a scheme"):
-        merge(frame(put("a", 1)), f"file://{table}")
     assert list(tmp_path.iterdir()) == []
     merge(frame(put("a", 1)), table, stored_as_scd_type=2, upkeep=None)
     maintain(frame().sparkSession, table)
