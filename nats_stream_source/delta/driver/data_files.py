@@ -12,6 +12,7 @@ import json
 import uuid
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from urllib.parse import quote, unquote
 
@@ -179,6 +180,16 @@ def _directory(partition: Mapping[str, str | None]) -> str:
     )
 
 
+@contextmanager
+def _parquet(objects: TableObjects, add: Action) -> Iterator[pq.ParquetFile]:
+    path = unquote(add["path"])
+    try:
+        with objects.reader(path) as source:
+            yield pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
+    except pa.ArrowInvalid as error:
+        raise OSError(f"data file {path} is damaged: {first_line(error)}") from error
+
+
 def read_data_file(
     objects: TableObjects, add: Action, columns: Sequence[str], schema: pa.Schema
 ) -> pa.Table:
@@ -187,15 +198,10 @@ def read_data_file(
     Raises:
         OSError: the file does not exist, is damaged, or the store failed.
     """
-    path = unquote(add["path"])
-    try:
-        with objects.reader(path) as source:
-            file = pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
-            rows = file.metadata.num_rows
-            stored = [name for name in columns if name in file.schema_arrow.names]
-            table = file.read(columns=stored)
-    except pa.ArrowInvalid as error:
-        raise OSError(f"data file {path} is damaged: {first_line(error)}") from error
+    with _parquet(objects, add) as file:
+        rows = file.metadata.num_rows
+        stored = [name for name in columns if name in file.schema_arrow.names]
+        table = file.read(columns=stored)
     arrays: list[pa.Array | pa.ChunkedArray] = []
     for name in columns:
         kind = schema.field(name).type
@@ -214,12 +220,8 @@ def file_rows(objects: TableObjects, add: Action) -> int:
     """The number of rows of a data file, by its statistics if it has them."""
     if (rows := stored_rows(add)) is not None:
         return rows
-    path = unquote(add["path"])
-    try:
-        with objects.reader(path) as source:
-            return int(pq.read_metadata(source).num_rows)
-    except pa.ArrowInvalid as error:
-        raise OSError(f"data file {path} is damaged: {first_line(error)}") from error
+    with _parquet(objects, add) as file:
+        return int(file.metadata.num_rows)
 
 
 def removed_rows(objects: TableObjects, add: Action, rows: int) -> BitMap64:

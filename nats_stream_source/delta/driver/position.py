@@ -71,7 +71,6 @@ class PositionLog:
 
     def read(self, table: Snapshot) -> None:
         """Set ``stored`` from a table that was just opened."""
-        _require_kept(table)
         self._version, self._table_id, self.stored = table.version, table.table_id, None
         self.known = self._ids[0] in table.transactions
         if not self.known:
@@ -106,7 +105,12 @@ class PositionLog:
             PositionVoidError: another writer has restored a version of the table or created it
                 again, or the log lacks a commit since the last one that was read.
         """
-        _require_kept(table)
+        if _RETENTION in table.properties:
+            raise ConfigurationError(
+                f"could not follow into table {table.name!r}: with its property {_RETENTION}, "
+                f"Delta Lake drops the follower's position; unset the property, or follow with "
+                f"Spark"
+            )
         if self._version is None:
             self._version, self._table_id = table.version, table.table_id
         if table.table_id != self._table_id:
@@ -162,11 +166,3 @@ class PositionLog:
 
 def _restores(actions: Sequence[Action]) -> bool:
     return any(action.get("commitInfo", {}).get("operation") == "RESTORE" for action in actions)
-
-
-def _require_kept(table: Snapshot) -> None:
-    if _RETENTION in table.properties:
-        raise ConfigurationError(
-            f"could not follow into table {table.name!r}: with its property {_RETENTION}, Delta "
-            f"Lake drops the follower's position; unset the property, or follow with Spark"
-        )
