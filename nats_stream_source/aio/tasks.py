@@ -138,10 +138,6 @@ class TimedLock:
         self._locked = False
         self._waiters: list[asyncio.Future[bool]] = []
 
-    def __repr__(self) -> str:
-        state = "locked" if self._locked else "unlocked"
-        return f"<TimedLock {state} waiters={len(self._waiters)}>"
-
     def locked(self) -> bool:
         """Whether a task has the lock."""
         return self._locked

@@ -18,8 +18,11 @@ import nats.errors
 
 from nats_stream_source.connection import tls
 from nats_stream_source.connection.authentication import Authentication, InvalidCredentialsError
-from nats_stream_source.connection.nats_py.client_patches import REFUSALS
-from nats_stream_source.connection.nats_py.handshake import LongConnectError, PlainServerError
+from nats_stream_source.connection.nats_py.handshake import (
+    REFUSALS,
+    LongConnectError,
+    PlainServerError,
+)
 from nats_stream_source.connection.settings import ConnectionSettings
 from nats_stream_source.errors import ConnectError, NatsSourceError, TlsError
 

@@ -23,9 +23,9 @@ from nats_stream_source.connection.connect_failures import ConnectFailures
 from nats_stream_source.connection.control_line import ControlLine
 from nats_stream_source.connection.inbox import Inbox
 from nats_stream_source.connection.liveness import responds
-from nats_stream_source.connection.nats_py.client_patches import apply_patches
 from nats_stream_source.connection.nats_py.handshake import (
     Reconnects,
+    apply_patches,
     close_client,
     close_failed_attempt,
     require_tls,

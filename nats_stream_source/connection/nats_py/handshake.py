@@ -1,4 +1,4 @@
-"""Checks and clean-up that nats-py omits while it connects.
+"""Checks and clean-up that nats-py omits while it connects, and errors that it survives.
 
 *A server without TLS is refused before anything is sent to it.* nats-py continues without TLS if
 the server's INFO does not require it, whatever the URL contains, and sends the credentials. INFO is
@@ -31,10 +31,23 @@ transport; if it is cancelled in between, its ``close()`` does nothing. It does 
 reconnect that is running, which may open a socket later; nor does a reconnect wait for the one that
 it replaces.
 
-Private names of nats-py in use, verified by
-``tests/integration/jetstream/connection/test_client_packages.py``: ``Client._process_info``,
-``_process_connect_init``, ``_attempt_reconnect``, ``_max_payload``, ``_server_pool`` and
-``_transport``; ``TcpTransport._io_reader``.
+*A cancelled PING.* nats-py keeps the futures of PINGs in a list and sets the result of the first
+one when a PONG arrives. If the waiting task was cancelled or timed out, setting the result fails
+inside the read loop. The read loop ends without a message, and no request gets a response any more.
+
+*A refusal while connected.* When a user's JWT expires, or a user is removed from the server's
+configuration, nats-py closes the client permanently. The credentials may have been renewed
+meanwhile, so the client reconnects. Without renewed credentials that fails as any reconnect does.
+
+*An error of one command.* nats-py closes the client permanently at every other error. After too
+many subscriptions or an invalid subject, the server keeps the connection without the subscription:
+the error goes to the connection (``connection.permissions``). After the rest, such as a line or a
+payload that is too long, the server closes the connection, and the client reconnects.
+
+Private names of nats-py in use, verified by ``test_client_packages.py`` and ``test_connection.py``
+of ``tests/integration/jetstream/connection/``: ``Client._process_info``, ``_process_connect_init``,
+``_attempt_reconnect``, ``_max_payload``, ``_server_pool``, ``_transport``, ``_process_pong``,
+``_pongs``, ``_process_err``, ``_process_op_err`` and ``_error_cb``; ``TcpTransport._io_reader``.
 """
 
 from __future__ import annotations
@@ -49,9 +62,18 @@ from nats.aio.client import Client
 from nats.aio.transport import TcpTransport
 
 from nats_stream_source.aio.tasks import cancel_and_wait, wait_cancellable
-from nats_stream_source.connection.nats_py.client_patches import TOO_LONG
-from nats_stream_source.connection.nats_py.socket_tap import abort
+from nats_stream_source.connection.nats_py.socket_tap import abort, error_as_sent
 from nats_stream_source.errors import NatsSourceError
+
+REFUSALS = ("authorization violation", "authentication expired", "authentication revoked")
+TOO_LONG = "maximum control line exceeded"
+_CONTINUES = (
+    "maximum subscriptions exceeded",
+    "invalid subject",
+    "invalid publish subject",
+    "permissions violation",
+)
+_STALE = "stale connection"
 
 _ADDRESS = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[^\s/@:?#\[\]]+):\d{1,5}")
 _REPLACE_DEADLINE = 2.0  # seconds that a reconnect waits for the end of the previous one
@@ -223,3 +245,36 @@ async def close_transport(client: Client, deadline: float) -> None:
     closing.cancel()
     # The error that ended the connection is raised here again; the user has got it already.
     await asyncio.gather(closing, return_exceptions=True)
+
+
+def apply_patches(client: Client) -> None:
+    """Patch ``client`` against cancelled PINGs, refusals and errors of one command."""
+    _patch_cancelled_pings(client)
+    _patch_errors(client)
+
+
+def _patch_cancelled_pings(client: Client) -> None:
+    original = client._process_pong
+
+    async def process_pong() -> None:
+        if client._pongs and client._pongs[0].done():
+            client._pongs[0] = asyncio.get_running_loop().create_future()
+        await original()
+
+    client._process_pong = process_pong  # type: ignore[method-assign]
+
+
+def _patch_errors(client: Client) -> None:
+    original = client._process_err
+
+    async def process_err(err_msg: str) -> None:
+        lower = err_msg.lower()
+        if _STALE in lower:
+            await original(err_msg)
+            return
+        error = nats.errors.Error(f"nats: {error_as_sent(client) or err_msg}")
+        await client._error_cb(error)
+        if not any(text in lower for text in _CONTINUES):
+            await client._process_op_err(error)
+
+    client._process_err = process_err  # type: ignore[method-assign]

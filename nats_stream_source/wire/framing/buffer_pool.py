@@ -37,9 +37,6 @@ class BufferPool:
     def __init__(self, keep: int = 2) -> None:
         self._unused: deque[bytearray] = deque(maxlen=keep)
 
-    def __repr__(self) -> str:
-        return f"<BufferPool unused {[len(piece) for piece in self._unused]}>"
-
     def block(self, nbytes: int) -> NDArray[np.uint8]:
         """Return an array of ``nbytes`` bytes with any content."""
         piece = self._piece(nbytes)

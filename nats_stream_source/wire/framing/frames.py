@@ -37,7 +37,7 @@ from nats_stream_source.errors import ProtocolError
 from nats_stream_source.wire.framing import scanner
 from nats_stream_source.wire.framing.buffer_pool import BufferPool
 from nats_stream_source.wire.framing.parse import MAX_LINE
-from nats_stream_source.wire.table import ACK, POSITIONS, Field, FrameKind, Table
+from nats_stream_source.wire.table import ACK, POSITIONS, Field, Table
 
 Buffer: TypeAlias = bytes | memoryview
 """Received bytes. A memoryview may extend beyond its frames, into bytes not received yet."""
@@ -110,13 +110,6 @@ class Frames:
 
     def __len__(self) -> int:
         return int(self.table.shape[1])
-
-    def __repr__(self) -> str:
-        counts = np.bincount(self.kind, minlength=len(FrameKind)).tolist()
-        kinds = ", ".join(
-            f"{n} {kind.name}" for kind, n in zip(FrameKind, counts, strict=True) if n
-        )
-        return f"<Frames {kinds or 'none'}, {self.nbytes} bytes>"
 
     @property
     def nbytes(self) -> int:

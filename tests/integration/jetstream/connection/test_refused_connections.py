@@ -53,11 +53,8 @@ def _file(option: str, name: str, text: str) -> Callable[[World], dict[str, Any]
     return lambda world: {option: world.write(name, text)}
 
 
-NO_JWT = CREDENTIALS.replace("NATS USER JWT", "SOMETHING ELSE").format(jwt="x", seed="SUAX")
 NO_SEED = CREDENTIALS.partition("****")[0].format(jwt="e30.e30.sig")
 BAD_SEED = CREDENTIALS.format(jwt="e30.e30.sig", seed="SUXXX")
-
-MANY = {"allow": [f"vehicles.{number:05}.>" for number in range(150)]}
 
 WRONG: dict[str, Wrong] = {
     "a wrong password": (
@@ -84,12 +81,6 @@ WRONG: dict[str, Wrong] = {
         AuthorizationError,
         "refused the credentials: check 'nkey_seed_file'",
     ),
-    "an nkey where the server wants none": (
-        PASSWORD,
-        lambda world: {"user": None, "password": None, "nkey_seed_file": world.nkey_file},
-        AuthorizationError,
-        "refused the credentials: check 'nkey_seed_file'",
-    ),
     "credentials of another operator": (
         JWT,
         lambda world: {"credentials": world.write("x.creds", Operator().credentials())},
@@ -101,12 +92,6 @@ WRONG: dict[str, Wrong] = {
         lambda world: {"credentials": world.write("o.creds", world.operator.credentials(lasts=-9))},
         AuthorizationError,
         r"refused the credentials: the user JWT in 'credentials' expired at 20\d\d-",
-    ),
-    "a user JWT longer than a line": (
-        JWT,
-        lambda world: {"credentials": world.write("l.creds", world.operator.credentials(pub=MANY))},
-        ConfigurationError,
-        "the CONNECT line, with 'credentials', is longer than the server's max_control_line",
     ),
     "a token longer than a line": (
         TOKEN,
@@ -120,23 +105,11 @@ WRONG: dict[str, Wrong] = {
         ConfigurationError,
         r"'credentials': .*none\.creds cannot be read \(No such file.*on every machine",
     ),
-    "credentials that cannot be read": (
-        JWT,
-        lambda world: {"credentials": str(world.directory)},
-        ConfigurationError,
-        "'credentials': .* cannot be read",
-    ),
     "credentials that are no text": (
         JWT,
         lambda world: {"credentials": _bytes(world, "b.creds", b"\xff\xfe\x80")},
         ConfigurationError,
         "'credentials': .* is not a text file",
-    ),
-    "credentials without a JWT": (
-        JWT,
-        _file("credentials", "j.creds", NO_JWT),
-        ConfigurationError,
-        "'credentials': .*j.creds holds no user JWT; it must be a whole",
     ),
     "credentials without a seed": (
         JWT,
@@ -162,29 +135,11 @@ WRONG: dict[str, Wrong] = {
         ConfigurationError,
         "'credentials_content' holds no nkey seed",
     ),
-    "no seed file": (
-        NKEY,
-        lambda world: {"nkey_seed_file": str(world.directory / "none.seed")},
-        ConfigurationError,
-        r"'nkey_seed_file': .*none\.seed cannot be read",
-    ),
-    "a seed file without a seed": (
-        NKEY,
-        _file("nkey_seed_file", "no.seed", "hunter2\n"),
-        ConfigurationError,
-        r"'nkey_seed_file': .*no\.seed holds no user's nkey seed",
-    ),
     "an account's seed": (
         NKEY,
         lambda world: {"nkey_seed_file": world.write("a.seed", Nkey("ACCOUNT").seed)},
         ConfigurationError,
         r"a\.seed holds no user's nkey seed",
-    ),
-    "a seed cut short": (
-        NKEY,
-        lambda world: {"nkey_seed_file": world.write("c.seed", world.nkey.seed[:20])},
-        ConfigurationError,
-        "its seed is not a user's nkey seed",
     ),
     "a server that does not encrypt": (
         PASSWORD,
@@ -195,12 +150,6 @@ WRONG: dict[str, Wrong] = {
     "an authority that nobody knows": (
         TLS,
         lambda world: {"tls_ca_file": None},
-        TlsError,
-        "unknown authority .*'tls_ca_file'",
-    ),
-    "another authority": (
-        TLS,
-        lambda world: {"tls_ca_file": world.other_ca.path},
         TlsError,
         "unknown authority .*'tls_ca_file'",
     ),
@@ -260,12 +209,6 @@ WRONG: dict[str, Wrong] = {
         _cert(lambda world: world.locked),
         ConfigurationError,
         "'tls_key_file': .*locked-key.pem is encrypted",
-    ),
-    "no key file": (
-        MUTUAL,
-        lambda world: {"tls_key_file": str(world.directory / "none.pem")},
-        ConfigurationError,
-        r"'tls_key_file': .*none\.pem cannot be read",
     ),
     "no file of authorities": (
         TLS,

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nats_stream_source.connection.connection import SCANNER_VARIABLE
-from nats_stream_source.errors import ConfigurationError, ProtocolError
-from nats_stream_source.wire.consumer.deliveries import Deliveries, is_delivery
-from nats_stream_source.wire.framing import parse, scanner
-from nats_stream_source.wire.framing.frames import Framer, Frames
+from nats_stream_source.errors import ConfigurationError
+from nats_stream_source.wire.framing import scanner
 from nats_stream_source.wire.table import Field, Table
 from nats_stream_source.zip_package import write_archive
 from tests.support.paths import ROOT
 from tests.support.program import ran
 from tests.unit.wire.reference.streams import (
     ACK,
-    BLOCK,
     STREAMS,
     msg,
-    random_settings,
-    random_streams,
     using,
 )
 
@@ -44,11 +36,6 @@ print(scanner.available(), select_frame_scanner(), scanner.selected())
 def run(code: str, *, path: Path = ROOT, **variables: str) -> str:
     given = {SCANNER_VARIABLE: "", "PYTHONPATH": str(path), **variables}
     return ran(sys.executable, "-c", code, cwd=path.parent, **given).stdout.strip()
-
-
-def frames_of(stream: bytes, name: scanner.Scanner) -> Frames:
-    with using(name):
-        return Framer().feed(stream)
 
 
 # -- the selection ---------------------------------------------------------------------------------
@@ -116,50 +103,6 @@ def test_compiled_scanner_missing_is_refused(
 # -- equal results ---------------------------------------------------------------------------------
 
 
-@needs_compiled
-@pytest.mark.parametrize("name", STREAMS)
-def test_ack_numbers_are_equal(name: str) -> None:
-    assert_equal_ack_numbers(STREAMS[name])
-
-
-@needs_compiled
-@random_settings
-@given(stream=random_streams)
-def test_ack_numbers_of_random_streams_are_equal(stream: bytes) -> None:
-    assert_equal_ack_numbers(stream)
-
-
-def assert_equal_ack_numbers(stream: bytes) -> None:
-    found: list[object] = []
-    for name in scanner.available():
-        frames = frames_of(stream, name)
-        deliveries = frames.select(is_delivery(frames))
-        try:
-            acks = Deliveries.of(deliveries).acks
-        except ProtocolError as error:
-            found.append(str(error))
-        else:
-            found.append(acks.tolist())
-    assert found[0] == found[1]
-
-
-@needs_compiled
-def test_lines_of_servers_are_not_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> int:
-        raise AssertionError("a line was parsed alone")
-
-    monkeypatch.setattr(parse, "parse_frame", refuse)
-    lines = [
-        msg(b"a" * (1 + i % 9), 10 ** (i % 5), b" \r\n." * (i % 40), reply, header)
-        for i in range(400)
-        for reply in (b"", ACK, b"_INBOX.1")
-        for header in (b"", BLOCK)
-    ]
-    frames = frames_of(b"".join(lines), "compiled")
-    assert len(frames) == len(lines)
-    assert ((frames.acks[0] >= 0) == is_delivery(frames)).all()
-
-
 @pytest.mark.parametrize("way", scanner.available())
 @pytest.mark.parametrize(
     "sizes", [[1] * 5000, [50_000, *[0] * 20_000], [*[0] * 5000, 300_000], [70_000] * 3]
@@ -192,19 +135,6 @@ def test_growing_tables_are_copied_rarely(monkeypatch: pytest.MonkeyPatch) -> No
     assert sum(copied) < 2 * 100_001
 
 
-@needs_compiled
-def test_reads_of_block_share_table() -> None:
-    stream = b"".join(msg(b"a", i, b"value") for i in range(3000))
-    columns = scanner.Columns(3000)
-    position, tables = 0, []
-    with using("compiled"):
-        for size in (700, 700, 20_000, 20_001, len(stream)):
-            table, position, _ = scanner.find_frames(stream, position, size, columns)
-            tables.append(table)
-    assert len({id(table.base) for table in tables}) == 1
-    assert np.concatenate(tables, axis=1)[3].tolist() == list(range(3000))
-
-
 # -- deliveries in sequence ------------------------------------------------------------------------
 
 Row = tuple[int, int, int, int]  # sid, delivered, stream_seq, consumer_seq
@@ -216,15 +146,6 @@ def table_of(rows: list[Row]) -> Table:
         np.array(rows, np.int64).reshape(-1, 4).T
     )
     return table
-
-
-def is_in_sequence(rows: list[Row]) -> bool:
-    """The definition."""
-    return (
-        bool(rows)
-        and all(row[0] == rows[0][0] and row[1] >= 0 for row in rows)
-        and all(a[2] < b[2] and a[3] + 1 == b[3] for a, b in itertools.pairwise(rows))
-    )
 
 
 @needs_compiled
@@ -245,23 +166,6 @@ def is_in_sequence(rows: list[Row]) -> bool:
 )
 def test_deliveries_in_sequence(rows: list[Row], expected: bool) -> None:
     assert scanner.in_sequence(table_of(rows)) is expected
-
-
-@needs_compiled
-@given(
-    st.lists(st.integers(1, 3), min_size=1, max_size=40),
-    st.lists(st.tuples(st.integers(0, 39), st.integers(0, 3), st.integers(-1, 9)), max_size=2),
-)
-def test_deliveries_random_in_sequence(
-    steps: list[int], changes: list[tuple[int, int, int]]
-) -> None:
-    sequences = itertools.accumulate(steps)
-    rows = [[4, 1, stream_seq, i] for i, stream_seq in enumerate(sequences, 1)]
-    for row, field, value in changes:
-        if row < len(rows):
-            rows[row][field] = value
-    whole = [(a, b, c, d) for a, b, c, d in rows]
-    assert scanner.in_sequence(table_of(whole)) is is_in_sequence(whole)
 
 
 @needs_compiled
@@ -351,16 +255,3 @@ def test_fuzz_target_bounded_run() -> None:
         "from tests.unit.wire.reference.fuzz_scanners import fuzz_scanners\n"
         "fuzz_scanners(seed=1, cases=100_000)"
     )
-
-
-@given(st.binary(max_size=200))
-def test_random_bytes_are_judged_alike(data: bytes) -> None:
-    outcomes = []
-    for way in scanner.available():
-        with using(way):
-            try:
-                table, *rest = scanner.find_frames(data)
-                outcomes.append((table[: Field.DELIVERED].tolist(), rest))
-            except ProtocolError as error:
-                outcomes.append(([], [str(error)]))
-    assert all(outcome == outcomes[0] for outcome in outcomes)
