@@ -92,25 +92,14 @@ class ConnectionSettings:
     @property
     def auth_methods(self) -> tuple[str, ...]:
         """The names of the settings that authenticate the client; empty if none is set."""
-        given = {
-            "credentials": self.credentials,
-            "credentials_content": self.credentials_content,
-            "nkey_seed_file": self.nkey_seed_file,
-            "user": self.user,
-            "token": self.token,
-            "servers": any("@" in url for url in self.servers),
-        }
-        return tuple(name for name, value in given.items() if value)
+        names = ("credentials", "credentials_content", "nkey_seed_file", "user", "token")
+        in_urls = ("servers",) if any("@" in url for url in self.servers) else ()
+        return (*(name for name in names if getattr(self, name)), *in_urls)
 
     @property
     def _tls_settings(self) -> tuple[str, ...]:
-        given = {
-            "tls_ca_file": self.tls_ca_file,
-            "tls_cert_file": self.tls_cert_file,
-            "tls_key_file": self.tls_key_file,
-            "tls_handshake_first": self.tls_handshake_first,
-        }
-        return tuple(name for name, value in given.items() if value)
+        names = ("tls_ca_file", "tls_cert_file", "tls_key_file", "tls_handshake_first")
+        return tuple(name for name in names if getattr(self, name))
 
     def validate(self) -> None:
         """Raise ConfigurationError if a setting is invalid or two settings exclude each other."""

@@ -93,10 +93,10 @@ class BatchPublisher(ColumnPublisher):
         return encode(messages, self._inbox_prefix, first_serial)
 
     def _process(self, frames: Frames) -> None:
-        acks = pub_acks.parse(frames, self._inbox_prefix.encode(), self._learned)
+        serials, seqs = pub_acks.parse(frames, self._inbox_prefix.encode(), self._learned)
         for chunk in self._window.chunks:
-            index, mine, current = chunk.find(acks.serial)
-            if (stored := mine & (acks.seq >= 0)).any():
+            index, mine, current = chunk.find(serials)
+            if (stored := mine & (seqs >= 0)).any():
                 self._add_stored(chunk, index[stored])
             if (done := stored & current).any():
                 self._finish(chunk, index[done])

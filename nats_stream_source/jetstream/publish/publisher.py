@@ -402,9 +402,9 @@ class Publisher:
         if len(frames) < _COLUMNS_PAY or self._template is None:
             self._process_one_by_one(frames)
             return
-        acks = pub_acks.parse(frames, self._prefix.encode(), self._learned)
-        stored = acks.seq >= 0
-        serials, seqs = acks.serial[stored].tolist(), acks.seq[stored].tolist()
+        all_serials, all_seqs = pub_acks.parse(frames, self._prefix.encode(), self._learned)
+        stored = all_seqs >= 0
+        serials, seqs = all_serials[stored].tolist(), all_seqs[stored].tolist()
         template = self._template
         self._in_flight.complete_stored(serials, seqs, template.stream, template.domain)
         if not stored.all():

@@ -11,8 +11,6 @@ differs (an error, a duplicate, another stream, a status) is left to the caller,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,19 +24,6 @@ _AFTER_SEQ = b"}"
 _SEQ = b'"seq":'
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PubAckColumns:
-    """The responses to messages, in the order in which they were received.
-
-    Attributes:
-        serial: the message's serial; -1 for a frame whose subject does not end with one.
-        seq: the stream sequence; -1 for a frame that is not a PubAck of the learned form.
-    """
-
-    serial: NDArray[np.int64]
-    seq: NDArray[np.int64]
-
-
 def learn(payload: bytes) -> bytes:
     """The bytes before the sequence in the PubAcks of a stream, from one of them; empty if unusual.
 
@@ -50,11 +35,17 @@ def learn(payload: bytes) -> bytes:
     return before + found if found and usual else b""
 
 
-def parse(frames: Frames, reply_prefix: bytes, learned: bytes) -> PubAckColumns:
+def parse(
+    frames: Frames, reply_prefix: bytes, learned: bytes
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Parse the PubAcks among ``frames``, which are received on ``reply_prefix`` and a serial.
 
     Args:
         learned: of :func:`learn`; empty: no frame is parsed as a PubAck.
+
+    Returns:
+        the messages' serials, -1 for a frame whose subject does not end with one; the stream
+        sequences, -1 for a frame that is not a PubAck of the learned form.
     """
     serial = numbers(frames.buffer, frames.subject_begin + len(reply_prefix), frames.subject_end)
     seq = np.full(len(frames), -1, np.int64)
@@ -64,4 +55,4 @@ def parse(frames: Frames, reply_prefix: bytes, learned: bytes) -> PubAckColumns:
         usual = pc.and_(pc.starts_with(payloads, learned), pc.ends_with(payloads, _AFTER_SEQ))
         fits = usual.to_numpy(zero_copy_only=False) & (frames.kind == FrameKind.MSG)
         seq[fits] = numbers(frames.buffer, begin[fits] + len(learned), end[fits] - 1)
-    return PubAckColumns(serial, seq)
+    return serial, seq

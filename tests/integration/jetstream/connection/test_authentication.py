@@ -36,14 +36,8 @@ from tests.integration.jetstream.connection.authentication import (
 
 pytestmark = MARKS
 
-BCRYPTED = "$2a$04$abcdefghijklmnopqrstuu3PNhI/ZSYGV0pLwWtSKzddFYrN0pDoC"  # of "marker"
-
 WAYS = {
     "user and password": PASSWORD,
-    "user and bcrypted password": Way(
-        lambda world: f'authorization {{ user: me, password: "{BCRYPTED}" }}',
-        lambda world: {"user": "me", "password": "marker"},
-    ),
     "token": TOKEN,
     "nkey": NKEY,
     "credentials file": JWT,

