@@ -47,7 +47,7 @@ def test_sequences(prefix: str) -> None:
 @pytest.mark.parametrize("prefix", [LONG, SHORT])
 def test_serials(prefix: str) -> None:
     tokens = [b"0", b"17", b"123456789012345678", b"x", b"1x", b"-1", b"1.2"]
-    serials, seqs = parse(received(prefix, [(t, USUAL) for t in tokens]), prefix.encode(), LEARNED)
+    serials, _ = parse(received(prefix, [(t, USUAL) for t in tokens]), prefix.encode(), LEARNED)
     assert serials.tolist() == [0, 17, 123456789012345678, -1, -1, -1, -1]
 
 
@@ -68,7 +68,7 @@ def test_message_with_headers_is_not_pub_ack() -> None:
 
 
 def test_form_is_learned_before_parsing() -> None:
-    serials, seqs = parse(received(LONG, [(b"1", USUAL)]), LONG.encode(), b"")
+    _, seqs = parse(received(LONG, [(b"1", USUAL)]), LONG.encode(), b"")
     assert seqs.tolist() == [-1]
 
 
