@@ -141,17 +141,17 @@ def test_merge_arguments_are_passed_on(bucket: Bucket, followed: Follow, table: 
     assert marks(table) == {"a": (3, "DEL")}
 
 
-def test_batch_dataframe_is_refused(spark: SparkSession, bucket: Bucket, table: Path) -> None:
+def test_invalid_input_is_named_before_query_starts(
+    spark: SparkSession, bucket: Bucket, changes: DataFrame, table: Path
+) -> None:
     batch = spark.read.format("nats_kv").options(servers=bucket.url, bucket=bucket.name).load()
-    with pytest.raises(ConfigurationError, match=r"the DataFrame is a batch.*spark\.readStream"):
-        follow(batch, str(table), checkpoint="unused")
-
-
-def test_invalid_input_is_named_before_query_starts(changes: DataFrame, table: Path) -> None:
-    with pytest.raises(ConfigurationError, match="it has no column 'revision'"):
-        follow(changes.drop("revision"), str(table), checkpoint="unused")
-    with pytest.raises(ConfigurationError, match="duckdb"):
-        follow(changes, str(table), checkpoint="unused", engine="duckdb")
+    for frame, arguments, error in (
+        (batch, {}, r"the DataFrame is a batch.*spark\.readStream"),
+        (changes.drop("revision"), {}, "it has no column 'revision'"),
+        (changes, {"engine": "duckdb"}, "duckdb"),
+    ):
+        with pytest.raises(ConfigurationError, match=error):
+            follow(frame, str(table), checkpoint="unused", **arguments)
 
 
 def test_checkpoint_of_other_bucket_ends_query(
