@@ -127,20 +127,11 @@ class Outage:
     Args:
         timeout: seconds; an outage that lasts longer is an error.
         servers: the servers, for the log.
-        clock, sleep: the time in seconds, and a wait of some; tests replace both.
     """
 
-    def __init__(
-        self,
-        timeout: float,
-        servers: str,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
+    def __init__(self, timeout: float, servers: str) -> None:
         self._timeout = timeout
         self._servers = servers
-        self._clock = clock
-        self._sleep = sleep
         self._began: float | None = None
         self._logged = 0.0
         self._failures = 0
@@ -170,7 +161,7 @@ class Outage:
         """
         if not is_outage(error):
             raise error
-        now = self._clock()
+        now = time.monotonic()
         if self._began is None:
             self._began, self._failures = now, 0
             count(OUTAGES)
@@ -180,7 +171,7 @@ class Outage:
             raise error
         if now - self._logged >= _LOG_INTERVAL:
             self._log(now, self._began, "servers are still away", error)
-        await self._sleep(min(_BACKOFF.pause(self._failures), remaining))
+        await asyncio.sleep(min(_BACKOFF.pause(self._failures), remaining))
         self._failures += 1
         count(RETRIES)
 
@@ -188,7 +179,7 @@ class Outage:
         """Record a success."""
         if self._began is None:
             return
-        seconds = self._clock() - self._began
+        seconds = time.monotonic() - self._began
         self._began = None
         count(OUTAGE_SECONDS, amount=seconds)
         log.warning("servers are back", servers=self._servers, seconds=round(seconds, 1))

@@ -27,13 +27,17 @@ RESERVED = "_kv"
 """Prefix of the keys that ADR-8 reserves for internal use."""
 
 
+def _valid(name: str, valid: object, problem: str) -> str:
+    """Return ``name`` if it is valid; raise InvalidNameError otherwise."""
+    if not valid:
+        raise InvalidNameError(f"{name!r} {problem}")
+    return name
+
+
 def validate_bucket(bucket: str) -> str:
     """Return ``bucket`` if ADR-8 allows it; raise InvalidNameError otherwise."""
-    if not isinstance(bucket, str) or not _BUCKET.fullmatch(bucket):
-        raise InvalidNameError(
-            f"{bucket!r} is not a bucket name: letters, digits, '_' and '-' only (ADR-8)"
-        )
-    return bucket
+    valid = isinstance(bucket, str) and _BUCKET.fullmatch(bucket)
+    return _valid(bucket, valid, "is not a bucket name: letters, digits, '_' and '-' only (ADR-8)")
 
 
 def validate_key(key: str) -> str:
@@ -42,12 +46,12 @@ def validate_key(key: str) -> str:
     In addition to ADR-8's pattern, consecutive dots are refused: a subject cannot have an empty
     token.
     """
-    if not isinstance(key, str) or not _KEY.fullmatch(key):
-        raise InvalidNameError(
-            f"{key!r} is not a key: letters, digits and '-/_=.' only, not starting or ending "
-            f"with '.', no '..' (ADR-8)"
-        )
-    return key
+    return _valid(
+        key,
+        isinstance(key, str) and _KEY.fullmatch(key),
+        "is not a key: letters, digits and '-/_=.' only, not starting or ending with '.', no '..' "
+        "(ADR-8)",
+    )
 
 
 def validate_written_key(key: str) -> str:
@@ -69,12 +73,11 @@ def _is_filter(pattern: object, is_token: Callable[[str], bool]) -> bool:
 
 def validate_filter(pattern: str) -> str:
     """Return ``pattern`` if it is a key or a key with wildcard tokens; InvalidNameError if not."""
-    if not _is_filter(pattern, lambda token: bool(_KEY.fullmatch(token))):
-        raise InvalidNameError(
-            f"{pattern!r} is not a key filter: a key (ADR-8) whose tokens may be '*', and the last "
-            f"one '>'"
-        )
-    return pattern
+    return _valid(
+        pattern,
+        _is_filter(pattern, lambda token: bool(_KEY.fullmatch(token))),
+        "is not a key filter: a key (ADR-8) whose tokens may be '*', and the last one '>'",
+    )
 
 
 def is_literal(subject: str) -> bool:
@@ -166,21 +169,18 @@ def covers(wide: str, narrow: str) -> bool:
 def validate_subject_filter(pattern: str) -> str:
     """Return ``pattern`` if it is a subject, or one with wildcards; InvalidNameError if not."""
     # Within a token the server takes '*' and '>' literally, which users do not intend.
-    if not _is_filter(pattern, lambda token: bool(token) and not set(token) & set("*> \t\r\n\f\0")):
-        raise InvalidNameError(
-            f"{pattern!r} is not a subject filter: tokens between dots, without spaces; a token "
-            f"may be '*', and the last one '>'"
-        )
-    return pattern
+    return _valid(
+        pattern,
+        _is_filter(pattern, lambda token: bool(token) and not set(token) & set("*> \t\r\n\f\0")),
+        "is not a subject filter: tokens between dots, without spaces; a token may be '*', and the "
+        "last one '>'",
+    )
 
 
 def validate_written_subject(subject: str) -> str:
     """Return ``subject`` if messages can be published to it; raise InvalidNameError otherwise."""
-    if not is_literal(validate_subject_filter(subject)):
-        raise InvalidNameError(
-            f"{subject!r} is not a subject to publish to: it contains a wildcard"
-        )
-    return subject
+    literal = is_literal(validate_subject_filter(subject))
+    return _valid(subject, literal, "is not a subject to publish to: it contains a wildcard")
 
 
 def validate_stream(name: str) -> str:

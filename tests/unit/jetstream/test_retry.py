@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,6 +21,7 @@ from nats_stream_source.errors import (
     StreamNotFoundError,
     TlsError,
 )
+from nats_stream_source.jetstream import retry as retry_module
 from nats_stream_source.jetstream.retry import Backoff, Outage, is_transient, retry, retry_transient
 
 
@@ -111,13 +113,12 @@ AWAY = ConnectError("connection refused")
 
 
 class Servers:
-    """Servers that come back at a time, by a clock of its own."""
+    """Servers that come back at a time, by a clock of their own."""
 
-    def __init__(self, back_at: float, error: NatsSourceError = AWAY) -> None:
-        self.now = 0.0
-        self.back_at = back_at
-        self.error = error
-        self.calls = 0
+    now = 0.0
+    back_at = 100.0
+    error: NatsSourceError = AWAY
+    calls = 0
 
     async def request(self) -> str:
         self.calls += 1
@@ -126,20 +127,22 @@ class Servers:
             raise self.error
         return "back"
 
-    def clock(self) -> float:
-        return self.now
-
     async def sleep(self, seconds: float) -> None:
         self.now += seconds
 
-    def outage(self, timeout: float) -> Outage:
-        return Outage(timeout, "nats://a", self.clock, self.sleep)
+
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
+    servers = Servers()
+    monkeypatch.setattr(retry_module, "time", SimpleNamespace(monotonic=lambda: servers.now))
+    monkeypatch.setattr(retry_module, "asyncio", SimpleNamespace(sleep=servers.sleep))
+    return servers
 
 
-async def test_outage_within_limit(caplog: pytest.LogCaptureFixture) -> None:
-    servers = Servers(back_at=35)
+async def test_outage_within_limit(servers: Servers, caplog: pytest.LogCaptureFixture) -> None:
+    servers.back_at = 35
     with caplog.at_level(logging.WARNING, "nats_stream_source"):
-        assert await servers.outage(60).retry(servers.request) == "back"
+        assert await Outage(60, "nats://a").retry(servers.request) == "back"
     texts = [record.getMessage().split(" servers=")[0] for record in caplog.records]
     assert texts == [
         "servers are away, waiting",
@@ -148,23 +151,23 @@ async def test_outage_within_limit(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
-async def test_outage_absent_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    servers = Servers(back_at=0)
+async def test_outage_absent_logs_nothing(
+    servers: Servers, caplog: pytest.LogCaptureFixture
+) -> None:
+    servers.back_at = 0
     with caplog.at_level(logging.WARNING, "nats_stream_source"):
-        assert await servers.outage(60).retry(servers.request) == "back"
+        assert await Outage(60, "nats://a").retry(servers.request) == "back"
     assert not caplog.records
 
 
-async def test_outage_beyond_limit() -> None:
-    servers = Servers(back_at=100)
+async def test_outage_beyond_limit(servers: Servers) -> None:
     with pytest.raises(ConnectError, match="connection refused"):
-        await servers.outage(60).retry(servers.request)
+        await Outage(60, "nats://a").retry(servers.request)
     assert 60 <= servers.now < 63
 
 
-async def test_outage_spans_several_requests() -> None:
-    servers = Servers(back_at=100)
-    outage = servers.outage(60)
+async def test_outage_spans_several_requests(servers: Servers) -> None:
+    outage = Outage(60, "nats://a")
     await outage.wait(AWAY)
     servers.now = 50
     with pytest.raises(ConnectError):
@@ -177,16 +180,18 @@ async def test_outage_spans_several_requests() -> None:
 @pytest.mark.parametrize(
     "error", [AuthorizationError("refused"), ConsumerLimitError("limit", 400, 10026)]
 )
-async def test_errors_of_other_kinds_are_raised_at_once(error: NatsSourceError) -> None:
-    servers = Servers(back_at=100, error=error)
+async def test_errors_of_other_kinds_are_raised_at_once(
+    servers: Servers, error: NatsSourceError
+) -> None:
+    servers.error = error
     with pytest.raises(type(error)):
-        await servers.outage(60).retry(servers.request)
+        await Outage(60, "nats://a").retry(servers.request)
     assert servers.calls == 1
 
 
-async def test_stream_without_leader() -> None:
-    servers = Servers(back_at=20, error=RequestTimeoutError("no response"))
-    outage = servers.outage(60)
+async def test_stream_without_leader(servers: Servers) -> None:
+    servers.back_at, servers.error = 20, RequestTimeoutError("no response")
+    outage = Outage(60, "nats://a")
     assert await outage.retry(servers.request, ends=False) == "back"
     servers.back_at = 100
     with pytest.raises(RequestTimeoutError):
