@@ -68,7 +68,7 @@ class FollowedTable:
         columns = arrow_schema("nats_kv", options.added_columns)
         selected = rules.selected(columns.names)
         self._columns = pa.schema([columns.field(name) for name in selected])
-        order = ORDER_COLUMNS if rules.scd_type == 1 else (SEQUENCE,)
+        order = ORDER_COLUMNS if rules.stored_as_scd_type == 1 else (SEQUENCE,)
         self._shape = event_shape(self._columns, rules, columns.names, order)
 
     @property

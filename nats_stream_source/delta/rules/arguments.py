@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 from nats_stream_source.delta.rules.layout import (
     DELETED_COLUMN,
@@ -26,10 +26,26 @@ ScdType = Literal[1, 2]
 Expression: TypeAlias = Any
 """A column name or an SQL expression as text, or a Column of Spark."""
 
-SequenceBy: TypeAlias = Expression | list[Expression] | tuple[Expression, ...]
-
 PUT = "operation <> 'PUT'"
 """The condition of an entry that deletes its key."""
+
+
+_CONTRADICTIONS = (
+    ("column_list", "except_column_list", "pass one of them"),
+    ("track_history_column_list", "track_history_except_column_list", "pass one of them"),
+    *(
+        (name, "stored_as_scd_type=1", f"pass stored_as_scd_type=2, or remove {name}")
+        for name in ("track_history_column_list", "track_history_except_column_list")
+    ),
+    ("deletes='mark'", "stored_as_scd_type=2", "remove deletes: a delete closes the key's row"),
+    (
+        "unavailable_columns",
+        "stored_as_scd_type=2",
+        "pass stored_as_scd_type=1, or have the source send all values (REPLICA IDENTITY FULL in "
+        "Postgres): a version does not keep values of another one",
+    ),
+)
+"""Arguments that exclude each other, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +60,11 @@ class ChangeRules:
             bucket's entries, and for no deletes in other rows.
         column_list: the selected columns; None for all.
         except_column_list: the columns that are not selected; None for none.
-        scd_type: 1 for one row per key, 2 for one row per version.
-        track_list: with SCD type 2, the columns whose changes make a version; None for the default.
-        track_except_list: with SCD type 2, columns that do not make a version beside those of the
-            default.
+        stored_as_scd_type: 1 for one row per key, 2 for one row per version.
+        track_history_column_list: with SCD type 2, the columns whose changes make a version; None
+            for the default.
+        track_history_except_column_list: with SCD type 2, columns that do not make a version beside
+            those of the default.
         unavailable_columns: column with the names of the columns whose value the row keeps.
     """
 
@@ -57,88 +74,47 @@ class ChangeRules:
     apply_as_deletes: Expression | None = None
     column_list: tuple[str, ...] | None = None
     except_column_list: tuple[str, ...] | None = None
-    scd_type: ScdType = 1
-    track_list: tuple[str, ...] | None = None
-    track_except_list: tuple[str, ...] | None = None
+    stored_as_scd_type: ScdType = 1
+    track_history_column_list: tuple[str, ...] | None = None
+    track_history_except_column_list: tuple[str, ...] | None = None
     unavailable_columns: str | None = None
 
     @staticmethod
-    def of(
-        *,
-        deletes: Deletes = "remove",
-        keys: Iterable[str] | str | None = None,
-        sequence_by: SequenceBy | None = None,
-        apply_as_deletes: Expression | None = None,
-        column_list: Iterable[str] | None = None,
-        except_column_list: Iterable[str] | None = None,
-        stored_as_scd_type: ScdType | str = 1,
-        track_history_column_list: Iterable[str] | None = None,
-        track_history_except_column_list: Iterable[str] | None = None,
-        unavailable_columns: str | None = None,
-    ) -> ChangeRules:
+    def of(**arguments: Any) -> ChangeRules:
         """The rules of the arguments of :func:`nats_stream_source.delta.merge`.
 
         Raises:
             ConfigurationError: an argument is invalid, or two contradict each other.
         """
-        validate_deletes(deletes)
-        for name, given in (("column_list", column_list), ("keys", keys)):
-            if given is not None and not list(given):
-                raise ConfigurationError(
-                    f"invalid argument: {name} is empty, expected column names, or None"
-                )
-        if column_list is not None and except_column_list is not None:
-            raise ConfigurationError(
-                "invalid arguments: column_list with except_column_list; pass one of them"
-            )
-        if track_history_column_list is not None and track_history_except_column_list is not None:
-            raise ConfigurationError(
-                "invalid arguments: track_history_column_list with "
-                "track_history_except_column_list; pass one of them"
-            )
+        given = {name: value for name, value in arguments.items() if value is not None}
+        validate_deletes(given.get("deletes", "remove"))
         # Spark's AUTO CDC also takes the type as a text.
-        scd_type = {"1": 1, "2": 2}.get(str(stored_as_scd_type))
-        if isinstance(stored_as_scd_type, bool) or scd_type not in get_args(ScdType):
+        scd_type = given.get("stored_as_scd_type", 1)
+        if isinstance(scd_type, bool) or str(scd_type) not in ("1", "2"):
             raise ConfigurationError(
-                f"invalid argument: stored_as_scd_type is {stored_as_scd_type!r}, expected 1 or 2"
+                f"invalid argument: stored_as_scd_type is {scd_type!r}, expected 1 or 2"
             )
-        for name, value in (
-            ("track_history_column_list", track_history_column_list),
-            ("track_history_except_column_list", track_history_except_column_list),
+        given["stored_as_scd_type"] = int(scd_type)
+        values = {f"{name}={given.get(name)!r}" for name in ("deletes", "stored_as_scd_type")}
+        for one, other, action in _CONTRADICTIONS:
+            if {one, other} <= {*given, *values}:
+                raise ConfigurationError(f"invalid arguments: {one} with {other}; {action}")
+        if isinstance(given.get("keys"), str):
+            given["keys"] = [given["keys"]]
+        for name, value in given.items():
+            if name == "keys" or name.endswith("_list"):
+                given[name] = _names(name, value)
+        if "sequence_by" in given:
+            given["sequence_by"] = _sequence(given["sequence_by"])
+        for name, expected, valid in (
+            ("apply_as_deletes", "an SQL condition or a Column", _is_expression),
+            ("unavailable_columns", "the name of a column", lambda value: isinstance(value, str)),
         ):
-            if value is not None and scd_type == 1:
+            if name in given and not valid(given[name]):
                 raise ConfigurationError(
-                    f"invalid arguments: {name} with stored_as_scd_type=1, which keeps one row per "
-                    f"key; pass stored_as_scd_type=2, or remove {name}"
+                    f"invalid argument: {name} is {given[name]!r}, expected {expected}"
                 )
-        if scd_type == 2 and deletes == "mark":
-            raise ConfigurationError(
-                "invalid arguments: deletes='mark' with stored_as_scd_type=2, where a delete "
-                "closes the key's row; remove deletes"
-            )
-        if unavailable_columns is not None and not isinstance(unavailable_columns, str):
-            raise ConfigurationError(
-                f"invalid argument: unavailable_columns is {unavailable_columns!r}, expected the "
-                f"name of a column"
-            )
-        if scd_type == 2 and unavailable_columns is not None:
-            raise ConfigurationError(
-                "invalid arguments: unavailable_columns with stored_as_scd_type=2, which does not "
-                "keep values of another version; pass stored_as_scd_type=1, or have the source "
-                "send all values (REPLICA IDENTITY FULL in Postgres)"
-            )
-        return ChangeRules(
-            deletes,
-            _names("keys", [keys] if isinstance(keys, str) else keys),
-            _sequence(sequence_by),
-            _condition(apply_as_deletes),
-            _names("column_list", column_list),
-            _names("except_column_list", except_column_list),
-            2 if scd_type == 2 else 1,
-            _names("track_history_column_list", track_history_column_list),
-            _names("track_history_except_column_list", track_history_except_column_list),
-            unavailable_columns,
-        )
+        return ChangeRules(**given)
 
     def of_entries(self, columns: Sequence[str]) -> bool:
         """Whether the rules are those of a bucket's newest entries, one row per key.
@@ -147,7 +123,7 @@ class ChangeRules:
             columns: of the batch.
         """
         return (
-            self.scd_type == 1
+            self.stored_as_scd_type == 1
             and _is_default(self.apply_as_deletes, PUT)
             and (self.keys is None or self.keys == entry_keys(self.selected(columns)))
             and self.default_order
@@ -176,8 +152,8 @@ class ChangeRules:
             ("keys", self.keys),
             ("column_list", self.column_list),
             ("except_column_list", self.except_column_list),
-            ("track_history_column_list", self.track_list),
-            ("track_history_except_column_list", self.track_except_list),
+            ("track_history_column_list", self.track_history_column_list),
+            ("track_history_except_column_list", self.track_history_except_column_list),
             ("unavailable_columns", self.unavailable_columns and (self.unavailable_columns,)),
         )
         for argument, names in lists:
@@ -245,13 +221,15 @@ def _require_column(argument: str, name: str, columns: Sequence[str]) -> None:
     )
 
 
-def _names(argument: str, given: Iterable[str] | None) -> tuple[str, ...] | None:
-    if given is None:
-        return None
-    names = tuple(given) if not isinstance(given, str) else given
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+def _names(argument: str, given: Iterable[str]) -> tuple[str, ...]:
+    names = (given,) if isinstance(given, str) else tuple(given)
+    if isinstance(given, str) or not all(isinstance(name, str) for name in names):
         raise ConfigurationError(
             f"invalid argument: {argument} is {given!r}, expected a list of column names"
+        )
+    if not names and argument in ("keys", "column_list"):
+        raise ConfigurationError(
+            f"invalid argument: {argument} is empty, expected column names, or None"
         )
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
@@ -261,9 +239,7 @@ def _names(argument: str, given: Iterable[str] | None) -> tuple[str, ...] | None
     return names
 
 
-def _sequence(given: SequenceBy | None) -> tuple[Expression, ...] | None:
-    if given is None:
-        return None
+def _sequence(given: object) -> tuple[Expression, ...]:
     parts = tuple(given) if isinstance(given, (list, tuple)) else (given,)
     if not parts or not all(map(_is_expression, parts)):
         raise ConfigurationError(
@@ -271,15 +247,6 @@ def _sequence(given: SequenceBy | None) -> tuple[Expression, ...] | None:
             f"expression, a Column, or a list of these"
         )
     return parts
-
-
-def _condition(given: Expression | None) -> Expression | None:
-    if given is not None and not _is_expression(given):
-        raise ConfigurationError(
-            f"invalid argument: apply_as_deletes is {given!r}, expected an SQL condition or a "
-            f"Column"
-        )
-    return given
 
 
 def _is_expression(part: object) -> bool:

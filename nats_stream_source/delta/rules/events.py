@@ -131,17 +131,17 @@ def event_shape(
         layout = Layout.of_entries(selected, rules.deletes)
     else:
         keys = rules.keys or entry_keys(selected)
-        times = rules.scd_type == 2 and entries and "created" in columns
-        layout = Layout(rules.scd_type, keys, "", order, rules.deletes, times)
-    shape = EventShape(rows, layout, rules.track_list or (), computed=computed)
+        times = rules.stored_as_scd_type == 2 and entries and "created" in columns
+        layout = Layout(rules.stored_as_scd_type, keys, "", order, rules.deletes, times)
+    shape = EventShape(rows, layout, rules.track_history_column_list or (), computed=computed)
     layout.validate_events(shape.schema, selected)
     if not layout.entries:
         kinds = (sql_type(shape.schema.field(name).type) for name in order)
         shape = replace(shape, layout=replace(layout, sequence=", ".join(kinds)))
-    if rules.scd_type == 2 and not rules.track_list:
+    if rules.stored_as_scd_type == 2 and not rules.track_history_column_list:
         # Each entry has its own of these columns, so that each put would be a version.
         untracked = {*layout.keys, *in_sequence, *(_ENTRY_COLUMNS if entries else ())}
-        untracked.update(rules.track_except_list or ())
+        untracked.update(rules.track_history_except_column_list or ())
         tracked = tuple(name for name in selected if name not in untracked)
         shape = replace(shape, tracked=tracked, untracked=frozenset(untracked))
     return shape

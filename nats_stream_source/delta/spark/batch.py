@@ -79,9 +79,11 @@ def batch_of(frame: DataFrame, rules: ChangeRules, collector: Collector) -> Even
     rules.validate_columns(columns)
     validate_names(columns)
     selected, entries = rules.selected(columns), is_entries(columns)
-    times = rules.scd_type == 2 and entries and "created" in columns
+    times = rules.stored_as_scd_type == 2 and entries and "created" in columns
     parts = rules.sequence_by or ORDER_COLUMNS
-    plain = rules.scd_type == 1 and all(isinstance(p, str) and p in selected for p in parts)
+    plain = rules.stored_as_scd_type == 1 and all(
+        isinstance(p, str) and p in selected for p in parts
+    )
     order = tuple(parts) if plain else (SEQUENCE,)
     computed = (
         entries
@@ -95,7 +97,7 @@ def batch_of(frame: DataFrame, rules: ChangeRules, collector: Collector) -> Even
     else:
         own = _event_columns(rules, columns, order, times)
         rows = _selected(frame, selected, own)
-    tracks_all = rules.scd_type == 2 and not rules.track_list
+    tracks_all = rules.stored_as_scd_type == 2 and not rules.track_history_column_list
     in_sequence = _in_sequence(frame, parts) if tracks_all else ()
     shape = event_shape(
         arrow_schema(rows.schema), rules, columns, order, in_sequence, computed=computed

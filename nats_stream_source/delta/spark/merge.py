@@ -182,7 +182,7 @@ class TableMerger:
         upkeep: Upkeep | None = DEFAULT_UPKEEP,
         **rules: object,
     ) -> None:
-        self._rules = ChangeRules.of(**rules)  # type: ignore[arg-type]  # of MergeArguments
+        self._rules = ChangeRules.of(**rules)
         self.location = TableLocation(table, engine, storage_options)
         self._choice = EngineChoice(self.location, limits, deletion_vectors)
         self._collector = Collector()
