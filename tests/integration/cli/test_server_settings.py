@@ -191,6 +191,14 @@ def test_context_field_unusable_is_named(home: Home, fields: dict[str, Any], sai
     assert _SECRET not in str(caught.value)
 
 
+def test_context_with_two_methods(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    home.context("two", user="u", password=_SECRET, creds="/a.creds")
+    assert main(["peek", "plant", "--context", "two"]) == 2
+    text = capsys.readouterr().err
+    assert "'credentials' and 'user' exclude each other" in text
+    assert "(field creds of context two or field user of context two)" in text
+
+
 def test_context_unreadable(home: Home) -> None:
     file = home.context("bad", selected=True)
     file.write_text(f'{{"token": {_SECRET}')
