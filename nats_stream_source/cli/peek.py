@@ -172,15 +172,12 @@ def _fitting_width(names: Sequence[str], rows: Sequence[Row]) -> int:
     """The width of a key and a value with which the rows fit the lines of a terminal."""
     if (columns := terminal_columns()) is None:
         return _WIDTH
-    columns -= 2 * (len(names) - 1)
-    free: list[int] = []
-    for name in names:
-        cells = [format_cell(row[name], _WIDTH) for row in rows]
-        width = max(text_width(text) for text in (name, *cells))
-        if name in ("key", "subject", "value", "data"):
-            free.append(width)
-        else:
-            columns -= width
+    widths = {
+        name: max(text_width(format_cell(one, _WIDTH)) for one in (name, *(r[name] for r in rows)))
+        for name in names
+    }
+    free = [widths.pop(name) for name in ("key", "subject", "value", "data") if name in widths]
+    columns -= 2 * (len(names) - 1) + sum(widths.values())
     # The shorter one of the two columns leaves its rest to the other.
     shorter = min(min(free), columns // 2)
     return min(_WIDTH, max(_MIN_WIDTH, columns - shorter))
