@@ -6,9 +6,9 @@ share it. A failure to record is logged once and never reaches the query.
 **Queries.** The label ``query`` is the query's name, or its id if it does not have a name. Spark
 allows one name in two sessions of a process; the second query's label then has its id too.
 
-**After the end** of a query its gauges are removed, except ``query_active``, which is 0. Its
-counters and histograms stay, so that a scrape after the end still finds the totals; they are
-removed when :data:`_KEPT` more queries have ended.
+**After the end** of a query, which an event or Spark at a scrape reports, its gauges are removed,
+except ``query_active``, which is 0. Its counters and histograms stay, so that a scrape after the
+end still finds the totals; they are removed when :data:`_KEPT` more queries have ended.
 """
 
 from __future__ import annotations
@@ -138,13 +138,22 @@ class Recorder:
             self._ended.append(query_id)
             old = self._ended.popleft() if len(self._ended) > _KEPT else None
             forgotten = self._labels.pop(old) if old is not None else None
+        self._remove_gauges(label)
+        if forgotten is not None:
+            for one in self._metrics.values():
+                one.remove_by_labels({"query": forgotten})
+
+    def set_inactive(self, query_id: str, run_id: str) -> None:
+        """A run is not active any more: remove its gauges; :meth:`end` follows, or is lost."""
+        with self._lock:
+            if self._running.get(query_id) == run_id:
+                self._remove_gauges(self._labels[query_id])
+
+    def _remove_gauges(self, label: str) -> None:
         for metric in METRICS.values():
             if metric.kind == "gauge":
                 self._metrics[metric.name].remove_by_labels({"query": label})
         self.set(ACTIVE, 0, label)
-        if forgotten is not None:
-            for one in self._metrics.values():
-                one.remove_by_labels({"query": forgotten})
 
     def _new_label(self, query_id: str, name: str | None) -> str:
         label = name or query_id

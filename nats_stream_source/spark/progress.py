@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryListener
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from nats_stream_source.spark.progress_metrics import ProgressMetrics
+    from nats_stream_source.spark.progress_metrics import IsActive, ProgressMetrics
 
 # Users configure this logger by the module's public name.
 log = field_logger("nats_stream_source.progress")
@@ -198,6 +198,10 @@ def add_listener(
     session, query = _session_and_query(spark)
     wanted = None if query is None else str(query.id)
 
+    def is_active(query_id: str, run_id: str) -> bool:
+        active = session.streams.get(query_id)
+        return active is not None and str(active.runId) == run_id and active.isActive
+
     def feed(event: Any, record: Callable[[ProgressMetrics], None]) -> None:
         if metrics is not None and wanted in (None, str(event.id)):
             with metrics.fed():
@@ -206,7 +210,7 @@ def add_listener(
     class Progress(StreamingQueryListener):
         def onQueryStarted(self, event: Any) -> None:
             run = str(event.id), str(event.runId)
-            feed(event, lambda metrics: metrics.started(*run, event.name))
+            feed(event, lambda metrics: metrics.started(*run, event.name, is_active))
 
         def onQueryProgress(self, event: Any) -> None:
             report = json.loads(event.progress.json)
@@ -232,7 +236,7 @@ def add_listener(
         # Events wait meanwhile, so that those of the past come first.
         session.streams.addListener(listener)
         for one in session.streams.active if query is None else [query]:
-            _replay(one, metrics)
+            _replay(one, metrics, is_active)
     return listener
 
 
@@ -269,10 +273,10 @@ def _session_and_query(
     return SparkSession(context, watched._jsq.sparkSession()), watched
 
 
-def _replay(query: StreamingQuery, metrics: ProgressMetrics) -> None:
+def _replay(query: StreamingQuery, metrics: ProgressMetrics, is_active: IsActive) -> None:
     """Record what a query has reported before its listener was added."""
     query_id, run_id = str(query.id), str(query.runId)
-    metrics.started(query_id, run_id, query.name)
+    metrics.started(query_id, run_id, query.name, is_active)
     for progress in query.recentProgress:
         metrics.progress(progress)
     if not query.isActive:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,9 @@ from nats_stream_source.metrics.counts import Counts
 from nats_stream_source.metrics.recorder import Lag, Recorder
 from nats_stream_source.metrics.table import FAILURES, INPUT_ROWS, LAST_REPORT, STEP_SECONDS
 from nats_stream_source.spark.reported_offsets import PlannerReport, lag, positions
+
+IsActive = Callable[[str, str], bool]
+"""Whether Spark reports that this run, of a query and run id, is active."""
 
 _RUNS = 100  # ended runs that are known, so that a second listener does not count them again
 
@@ -30,6 +33,7 @@ class ProgressMetrics:
         self._streams: dict[tuple[str, str], set[str]] = {}  # by query and source
         self._planner: dict[tuple[str, str], Counts] = {}  # by run and source
         self._ended: deque[str] = deque(maxlen=_RUNS)
+        self._runs: dict[str, tuple[str, IsActive]] = {}  # query, by run
 
     @contextmanager
     def fed(self) -> Iterator[None]:
@@ -37,10 +41,23 @@ class ProgressMetrics:
         with self._lock, self._recorder.guarded():
             yield
 
-    def started(self, query_id: str, run_id: str, name: str | None) -> None:
+    def started(self, query_id: str, run_id: str, name: str | None, is_active: IsActive) -> None:
         """A query has started, or runs already."""
         if run_id not in self._ended:
+            self._runs[run_id] = query_id, is_active
             self._recorder.begin(query_id, run_id, name)
+
+    def ask(self) -> None:
+        """Remove the gauges of runs that Spark does not report as active any more.
+
+        The event of their end may be lost, or on its way with the last counts.
+        """
+        # Not under the lock, which listeners wait for: Spark may wait for them.
+        for run_id, (query_id, is_active) in self._runs.copy().items():
+            with self._recorder.guarded():
+                if not is_active(query_id, run_id):
+                    self._runs.pop(run_id, None)
+                    self._recorder.set_inactive(query_id, run_id)
 
     def idle(self, query_id: str, run_id: str) -> None:
         """A query runs and has nothing to do."""
@@ -53,6 +70,7 @@ class ProgressMetrics:
         if run_id in self._ended:
             return
         self._ended.append(run_id)
+        self._runs.pop(run_id, None)
         label = self._recorder.label(query_id)
         if label is None:
             return
@@ -112,4 +130,5 @@ def progress_metrics(recorder: Recorder) -> ProgressMetrics:
     with _lock:
         if _shared is None or _shared[0] is not recorder:
             _shared = recorder, ProgressMetrics(recorder)
+            recorder.pull(_shared[1].ask)
         return _shared[1]

@@ -172,7 +172,9 @@ def test_follow_counts_rows_merges_outages_and_data_losses(
 
     query.stop()
     wait_until(lambda: of_test.now("query_active", **of) == 0, "the end of the query", 60)
-    # Spark counts the rows of the batch twice that was read again for the new table.
+    # Spark counts the rows of the batch twice that was read again for the new table. The event of
+    # the last micro-batch may arrive after Spark reports that the query is not active.
+    of_test.wait(None, "input_rows_total", 8, **of)
     ended = scrape(of_test.port)
     assert value(ended, "input_rows_total", **of) == 8
     for gauge in ("offsets_behind_latest", "table_files", "last_report_timestamp_seconds"):
@@ -270,6 +272,26 @@ def test_lag_is_rows_and_bytes_behind_and_second_query_of_name_has_its_id(
     second.stop()
     of_test.watch(second)  # a query that has ended
     wait_until(lambda: of_test.now("query_active", query=label) == 0, "its end", 60)
+
+
+def test_query_whose_end_no_listener_receives_is_not_active(
+    spark: SparkSession, shared_server: NatsServer, of_test: Metrics
+) -> None:
+    """As after a stream thread that dies before it reports its end."""
+    bucket = Bucket(shared_server.url, "unreported").create()
+    bucket.write(("a", "PUT"))
+    listener = of_test.watch(spark)
+    writer = changes(spark, bucket).writeStream.format("noop").queryName("unreported")
+    query = of_test.query(writer.start)
+    lag = {"query": "unreported", "stream": "KV_unreported"}
+    wait(lambda: of_test.now("offsets_behind_latest", **lag) == 0, "the row", query)
+    assert of_test.now("query_active", query="unreported") == 1
+    spark.streams.removeListener(listener)
+    query.stop()
+    now = scrape(of_test.port)
+    assert value(now, "query_active", query="unreported") == 0
+    assert value(now, "offsets_behind_latest", **lag) is None, "as after a reported end"
+    assert value(now, "input_rows_total", query="unreported") == 1
 
 
 def test_rebuild_on_executor_is_counted_by_reason(
