@@ -15,6 +15,7 @@ from nats_stream_source.errors import (
     ConsumerNotFoundError,
     DeliverGroupError,
     DuplicateSubscriptionError,
+    SubjectMismatchError,
     SubscriptionClosedError,
 )
 from nats_stream_source.jetstream.api import JetStream
@@ -103,6 +104,7 @@ async def test_consumer_mismatch_is_refused(url: str) -> None:
             with pytest.raises(error):
                 await kind(jetstream, stream=stream, **how)
 
+        await refused(SubjectMismatchError, subject=f"{stream}.b", bind="push")
         await refused(ConsumerModeError, subscribe_pull, bind="push")
         await refused(ConsumerModeError, bind="pull")
         await refused(DeliverGroupError, bind="push", queue="g")
