@@ -18,18 +18,22 @@ def rows(*keys: str, revision: int = 1) -> pa.Table:
     return pa.table([list(keys), [revision] * len(keys)], schema=SCHEMA)
 
 
-def stored(table: Path | str) -> list[dict[str, Any]]:
+def stored(
+    table: Path | str, storage_options: dict[str, str] | None = None
+) -> list[dict[str, Any]]:
     """Return the table's rows, sorted by bucket and key."""
-    return sorted(rows_of(DeltaTable(table)), key=lambda row: (row.get("bucket") or "", row["key"]))
+    found = rows_of(DeltaTable(table, storage_options=storage_options))
+    return sorted(found, key=lambda row: (row.get("bucket") or "", row["key"]))
 
 
 def version(table: Path) -> int:
     return DeltaTable(table).version()
 
 
-def live(table: Path) -> dict[str, int]:
+def live(table: Path | str, storage_options: dict[str, str] | None = None) -> dict[str, int]:
     """Return the revision of each key that is not marked as deleted."""
-    return {row["key"]: row["revision"] for row in stored(table) if not row.get("deleted")}
+    found = stored(table, storage_options)
+    return {row["key"]: row["revision"] for row in found if not row.get("deleted")}
 
 
 def marks(table: Path) -> dict[str, tuple[int, str]]:

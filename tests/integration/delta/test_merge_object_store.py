@@ -20,7 +20,7 @@ from nats_stream_source.errors import TableError
 from tests.integration.delta.driver.in_process import InProcessTable
 from tests.integration.delta.kv_bucket import Bucket
 from tests.integration.delta.merge_model import Frame, Model, both_modes, delete, put
-from tests.support.delta import rows_of
+from tests.integration.delta.table_content import live, stored
 from tests.support.object_store import ObjectStore
 from tests.support.store_proxy import StoreProxy, store_proxy
 
@@ -31,12 +31,6 @@ pytestmark = pytest.mark.delta
 def proxy(store: ObjectStore) -> Iterator[StoreProxy]:
     with store_proxy(store.url) as proxy:
         yield proxy
-
-
-def stored(uri: str, options: dict[str, str]) -> dict[str, int]:
-    rows = rows_of(DeltaTable(uri, storage_options=options))
-    assert len({row["key"] for row in rows}) == len(rows)
-    return {row["key"]: row["revision"] for row in rows}
 
 
 def version(uri: str, options: dict[str, str]) -> int:
@@ -54,9 +48,8 @@ def test_table_in_object_store(
         model.merge(batch)
         for _ in range(2):
             follow(frame(*batch), number)
-        assert stored(uri, store.storage_options) == {
-            key: entry.revision for key, entry in model.rows.items()
-        }
+        found = [(row["key"], row["revision"]) for row in stored(uri, store.storage_options)]
+        assert found == sorted((key, entry.revision) for key, entry in model.rows.items())
         assert version(uri, store.storage_options) == number + 1
 
 
@@ -69,7 +62,7 @@ def test_keys_of_object_store_from_environment(
         monkeypatch.setenv(name, options.pop(name))
     for batch in ([put("a", 1), put("b", 2)], [delete("a", 3)]):
         merge(frame(*batch), uri, storage_options=options)
-    assert stored(uri, options) == {"b": 2}
+    assert live(uri, options) == {"b": 2}
 
 
 def test_reconcile_in_object_store(
@@ -80,7 +73,7 @@ def test_reconcile_in_object_store(
     bucket.purge_subjects("a")
     result = reconcile(spark, uri, bucket=bucket.name, servers=bucket.url, storage_options=options)
     assert (result.removed, result.kept) == (1, 1)
-    assert stored(uri, options) == {"b": 2}
+    assert live(uri, options) == {"b": 2}
 
 
 def test_upkeep_in_object_store(spark: SparkSession, store: ObjectStore, uri: str) -> None:
@@ -92,7 +85,7 @@ def test_upkeep_in_object_store(spark: SparkSession, store: ObjectStore, uri: st
     target = DeltaTable(uri, storage_options=options)
     deleted = target.vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)
     assert len(deleted) >= 4
-    assert stored(uri, options) == {key: revision for revision, key in enumerate("abcd", start=1)}
+    assert live(uri, options) == {key: revision for revision, key in enumerate("abcd", start=1)}
 
 
 def test_commit_with_lost_response_is_merged_once(
@@ -104,7 +97,7 @@ def test_commit_with_lost_response_is_merged_once(
     through_proxy = {**store.storage_options, "AWS_ENDPOINT_URL": proxy.url}
     merge(frame(put("a", 3), put("c", 4)), uri, storage_options=through_proxy)
     assert proxy.lost == 1
-    assert stored(uri, store.storage_options) == {"a": 3, "b": 2, "c": 4}
+    assert live(uri, store.storage_options) == {"a": 3, "b": 2, "c": 4}
     assert version(uri, store.storage_options) == 2
 
 

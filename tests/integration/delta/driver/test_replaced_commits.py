@@ -6,38 +6,25 @@ import os
 import shutil
 from pathlib import Path
 
-import obstore
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from obstore.store import S3Store
 
+from nats_stream_source.delta.driver.objects import TableObjects
 from nats_stream_source.errors import ConfigurationError, TableError
 from tests.integration.delta.driver.in_process import InProcessTable, arrow
 from tests.integration.delta.merge_model import put
-from tests.support.delta import rows_of
+from tests.integration.delta.table_content import live
 from tests.support.object_store import BUCKET, ObjectStore
 from tests.support.store_proxy import store_proxy
 from tests.support.wait import wait_until
 
 
-def objects_of(store: ObjectStore, table: str) -> S3Store:
-    return S3Store(
-        BUCKET,
-        prefix=table,
-        endpoint=store.url,
-        region="us-east-1",
-        access_key_id="test",
-        secret_access_key="test",
-        client_options={"allow_http": True},
-    )
+def objects_of(store: ObjectStore, table: str) -> TableObjects:
+    return TableObjects.at(f"s3://{BUCKET}/{table}", store.storage_options)
 
 
 def entry_of(version: int) -> str:
     return f"_delta_log/{version:020d}.json"
-
-
-def revisions(path: Path) -> dict[str, int]:
-    return {row["key"]: row["revision"] for row in rows_of(DeltaTable(path))}
 
 
 def other_commit(path: Path, directory: Path) -> tuple[int, Path]:
@@ -78,7 +65,7 @@ def test_commit_replaced_on_local_disk_ends_query(tmp_path: Path, later: int) ->
     table.reopen()
     table.merge(*entries, *lost, *after, put("c", 20))
     newest = {one.key: one.revision for one in (*entries, *lost, *after, put("c", 20))}
-    assert revisions(path) == {**newest, "other": 99}
+    assert live(path) == {**newest, "other": 99}
 
 
 def test_commit_replaced_in_object_store_ends_query(store: ObjectStore) -> None:
@@ -87,8 +74,7 @@ def test_commit_replaced_in_object_store_ends_query(store: ObjectStore) -> None:
     table = InProcessTable(f"s3://{BUCKET}/replaced", storage_options=options)
     for number in range(1, 40):
         table.merge(put("a", number))
-    content = bytes(obstore.get(objects, entry_of(30)).bytes())
-    obstore.put(objects, entry_of(30), content + b"\n")
+    objects.put(entry_of(30), objects.get(entry_of(30)) + b"\n")
     with pytest.raises(TableError, match="has replaced its version 30"):
         table.merge(put("a", 50))
 
@@ -101,7 +87,7 @@ def test_table_created_again_is_not_replaced_commit(tmp_path: Path) -> None:
     shutil.rmtree(path)
     InProcessTable(path).merge(put("b", 1))
     table.merge(put("c", 2))
-    assert revisions(path) == {"b": 1, "c": 2}
+    assert live(path) == {"b": 1, "c": 2}
 
 
 def test_expired_entries_are_not_replaced_commits(tmp_path: Path) -> None:
@@ -113,7 +99,7 @@ def test_expired_entries_are_not_replaced_commits(tmp_path: Path) -> None:
     for version in range(7):
         (path / entry_of(version)).unlink()
     table.merge(put("b", 20))
-    assert revisions(path) == {"a": 8, "b": 20}
+    assert live(path) == {"a": 8, "b": 20}
 
 
 def test_store_that_ignores_condition_refused_before_anything_is_written(
@@ -127,11 +113,10 @@ def test_store_that_ignores_condition_refused_before_anything_is_written(
             with pytest.raises(ConfigurationError, match=rf"s3://{BUCKET}: the store replaces"):
                 table.merge(put("a", 1))
         left = objects_of(store, "ignored")
-        assert list(obstore.list(left)) == []
+        assert list(left.list()) == []
         proxy.unconditional = False
         table.merge(put("a", 1))
-        names = [meta["path"] for page in obstore.list(left) for meta in page]
-    assert not [name for name in names if "probe" in name]
+    assert not [one for one in left.list() if "probe" in one["path"]]
 
 
 @pytest.mark.parametrize("stores", [False, True], ids=["rejected", "stored"])
@@ -149,10 +134,8 @@ def test_commit_with_other_answer_of_store_merged_once(
         table.merge(put("a", 3), put("c", 4))
         assert proxy.answered == 1
         table.merge(put("d", 5))
-    target = DeltaTable(uri, storage_options=options)
-    assert target.version() == 3
-    rows = {row["key"]: row["revision"] for row in rows_of(target)}
-    assert rows == {"a": 3, "b": 2, "c": 4, "d": 5}
+    assert DeltaTable(uri, storage_options=options).version() == 3
+    assert live(uri, options) == {"a": 3, "b": 2, "c": 4, "d": 5}
 
 
 def test_store_without_conditional_puts_named(store: ObjectStore) -> None:
@@ -164,7 +147,7 @@ def test_store_without_conditional_puts_named(store: ObjectStore) -> None:
         ):
             InProcessTable(f"s3://{BUCKET}/unsupported", storage_options=options).merge(put("a", 1))
         assert proxy.answered == 1
-    assert list(obstore.list(objects_of(store, "unsupported"))) == []
+    assert list(objects_of(store, "unsupported").list()) == []
 
 
 def test_commit_stored_after_time_out_merged_once(store: ObjectStore) -> None:
@@ -184,5 +167,4 @@ def test_commit_stored_after_time_out_merged_once(store: ObjectStore) -> None:
         )
         assert table.merge(put("a", 2), put("b", 3)) == 0
         assert table.merge(put("c", 4)) == 1
-    rows = rows_of(DeltaTable(uri, storage_options=options))
-    assert {row["key"]: row["revision"] for row in rows} == {"a": 2, "b": 3, "c": 4}
+    assert live(uri, options) == {"a": 2, "b": 3, "c": 4}
