@@ -127,8 +127,9 @@ class DriverEngine(Engine[DriverTable]):
         """Open the table if it exists, unless the driver refuses it."""
         if state is None:
             return
-        protocol, properties = state.protocol, state.metadata["configuration"]
-        features = {*protocol.get("readerFeatures", ()), *protocol.get("writerFeatures", ())}
+        protocol, properties = state.protocol, state.properties
+        listed = (protocol.get("readerFeatures"), protocol.get("writerFeatures"))
+        features = {name for names in listed for name in names or ()}
         features |= implied_features(protocol["minWriterVersion"])
         _require_supported(
             feature_problem(features, properties)

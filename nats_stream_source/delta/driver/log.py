@@ -25,6 +25,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nats_stream_source.delta.driver.objects import ObjectExistsError, TableObjects
+from nats_stream_source.delta.refused import FEATURE, reason
+from nats_stream_source.delta.tables import EngineRefusedError
 
 Action = dict[str, Any]
 FileId = tuple[str, str | None]
@@ -32,6 +34,7 @@ FileId = tuple[str, str | None]
 
 _LOG = "_delta_log"
 _CHECKPOINT = re.compile(r"_delta_log/(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet")
+_CHECKPOINT_V2 = re.compile(r"_delta_log/\d{20}\.checkpoint\.[0-9a-f-]{36}\.(?:json|parquet)")
 _COMMIT = re.compile(r"_delta_log/(\d{20})\.json")
 _ADD_FIELDS = ("path", "partitionValues", "size", "stats", "tags", "deletionVector")
 _CHECKPOINT_COLUMNS = [
@@ -76,6 +79,11 @@ class LogState:
     metadata: Action = field(default_factory=dict)
     protocol: Action = field(default_factory=dict)
 
+    @property
+    def properties(self) -> dict[str, str]:
+        """The table's properties."""
+        return self.metadata.get("configuration") or {}
+
     def apply(self, commit: Commit) -> None:
         """Add the actions of a version."""
         self.version = commit.version
@@ -107,14 +115,17 @@ class DeltaLog:
 
         Raises:
             DamagedLogError: a file of the log is missing or cannot be read.
+            EngineRefusedError: the log begins with a checkpoint of another kind.
         """
         entries, checkpoints = [-1], dict[tuple[int, int], list[str]]()
+        others = False
         for one in self._objects.list(_LOG):
             path = one["path"]
             if match := _COMMIT.fullmatch(path):
                 entries.append(int(match[1]))
             elif match := _CHECKPOINT.fullmatch(path):
                 checkpoints.setdefault((int(match[1]), int(match[3] or 1)), []).append(path)
+            others |= _CHECKPOINT_V2.fullmatch(path) is not None
         complete = [key for key, paths in checkpoints.items() if len(paths) == key[1]]
         state = LogState()
         if complete:
@@ -124,6 +135,8 @@ class DeltaLog:
         for commit in self.commits_after(state.version):
             state.apply(commit)
         if state.version < max(entries):
+            if others:
+                raise EngineRefusedError(reason(FEATURE, "*", "v2Checkpoint"))
             raise DamagedLogError(f"{_commit_path(state.version + 1)} is missing")
         return state if state.version >= 0 else None
 

@@ -92,7 +92,7 @@ class Snapshot:
         self.name = storage.name
         self.schema = schema_of(state)
         self.stored_schema = pa.schema([field.with_nullable(True) for field in self.schema])
-        self.properties: Mapping[str, str] = state.metadata["configuration"]
+        self.properties: Mapping[str, str] = state.properties
         self.layout: Layout | None = layout_of(self.properties, self.schema)
         self.table_id: str = state.metadata["id"]
         self.partition_columns = tuple(state.metadata["partitionColumns"])

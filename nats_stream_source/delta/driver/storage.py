@@ -147,9 +147,9 @@ def changed_metadata(state: LogState, schema: pa.Schema) -> list[Action]:
     text = json.dumps(columns, separators=(",", ":"))
     actions: list[Action] = [{"metaData": {**state.metadata, "schemaString": text}}]
     own = state.protocol
-    written = own.get("writerFeatures", ())
+    written = own.get("writerFeatures") or ()
     if has_ntz(schema) and _NTZ not in written:
-        reads = {*own.get("readerFeatures", ()), _NTZ}
+        reads = {*(own.get("readerFeatures") or ()), _NTZ}
         reads |= {"columnMapping"} if own["minReaderVersion"] == 2 else set()
         writes = {*written, *implied_features(own["minWriterVersion"]), _NTZ}
         actions.insert(0, {"protocol": _protocol(reads, writes)})

@@ -63,6 +63,21 @@ def test_table_is_refused_with_reason(
     assert sorted(path.rglob("*")) == before
 
 
+def test_checkpoint_of_other_kind_is_refused_where_log_begins_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    InProcessTable(path).merge(*FIRST)
+    DeltaTable(path).create_checkpoint()
+    InProcessTable(path).merge(put("a", 20))
+    log = path / "_delta_log"
+    checkpoint = log / f"{1:020}.checkpoint.parquet"
+    checkpoint.rename(log / f"{1:020}.checkpoint.80a083e8-7026-4e79-81be-64bd76c43a11.parquet")
+    assert InProcessTable(path).merge(put("a", 30)) == 1
+    for version in range(2):
+        (log / f"{version:020}.json").unlink()
+    with pytest.raises(EngineRefusedError, match=r"driver lacks \(v2Checkpoint\)"):
+        InProcessTable(path).merge(put("a", 40))
+
+
 @pytest.mark.parametrize("writer_version", [2, 3, 4])
 def test_legacy_protocol_is_taken_as_its_features(tmp_path: Path, writer_version: int) -> None:
     path = tmp_path / "t"
