@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nats_stream_source.connection.connection import Connection, ConnectionSettings
-from nats_stream_source.embedded import NatsServer
+from nats_stream_source.embedded import NatsServer, free_port
 from nats_stream_source.errors import StreamNotFoundError
 from nats_stream_source.jetstream.api import JetStream
 from tests.support.nats.certificates import Authority, Pair
@@ -85,6 +85,17 @@ class Way:
     scheme: str = "nats"
     websocket: str | None = None
 
+    def start(self, world: World, config: Path) -> tuple[NatsServer, str]:
+        """Start a server of this configuration, written to ``config``; returns its URL too."""
+        text, port = self.config(world), None
+        if self.websocket is not None:
+            port = free_port()
+            how = world.tls() if self.websocket == "tls" else self.websocket
+            text += f"\nwebsocket {{ listen: '127.0.0.1:{port}', {how} }}\n"
+        config.write_text(text)
+        server = Server(config=config).start()
+        return server, f"{self.scheme}://127.0.0.1:{port or server.port}"
+
 
 PASSWORD = Way(
     lambda world: f'authorization {{ user: me, password: "{SECRET}" }}',
@@ -129,7 +140,6 @@ class Running:
     server: NatsServer
     url: str
     config: Path
-    config_text: str
     settings: dict[str, Any]
 
     def connection_settings(self, **more: Any) -> ConnectionSettings:

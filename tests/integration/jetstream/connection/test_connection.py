@@ -6,7 +6,6 @@ import asyncio
 import gc
 import socket
 import struct
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from nats_stream_source.errors import (
     ConnectError,
     InvalidNameError,
     JetStreamNotEnabledError,
-    PermissionDeniedError,
     RequestTimeoutError,
     StreamNotFoundError,
 )
@@ -59,14 +57,6 @@ async def test_server_missing_without_retry() -> None:
         await (await Connection.open(some, retry=False)).close()
 
 
-async def test_port_open_without_responses() -> None:
-    with socket.socket() as mute:
-        mute.bind(("127.0.0.1", 0))
-        mute.listen()
-        with pytest.raises(ConnectError, match="'connect_timeout'"):
-            await info_of(f"nats://127.0.0.1:{mute.getsockname()[1]}", connect_timeout=1.0)
-
-
 class Full(ThreadServer):
     """A server that refuses one more client, with an error that only the first client receives.
 
@@ -96,16 +86,6 @@ async def test_server_full_reports_reason() -> None:
         assert full.turned_away > 2
 
 
-@pytest.mark.parametrize(
-    "url",
-    ["nats://127.0.0.1:notaport", "http://127.0.0.1:4222", "nats://", "nats://:4222", "me:x@"],
-)
-async def test_address_invalid(url: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"'servers'.*not an address") as caught:
-        await info_of(url.replace("://", "://me:hunter2@"))
-    assert "hunter2" not in str(caught.value)
-
-
 async def test_server_far_away_among_many(shared_server: NatsServer) -> None:
     """Many named servers must leave enough time for the response of a slow one."""
     dead = f"nats://127.0.0.1:{free_port()}"
@@ -123,42 +103,10 @@ async def test_server_far_away_among_many(shared_server: NatsServer) -> None:
         assert any(frame.startswith(b"CONNECT ") for frame in proxy.withheld)
 
 
-@pytest.fixture
-def guarded(tmp_path: Path) -> Any:
-    """Users: admin may all; api may not use the API; inbox may not subscribe to inboxes."""
-    config = tmp_path / "users.conf"
-    config.write_text(
-        """
-        authorization { users: [
-          { user: admin, password: secret1 }
-          { user: api, password: secret2, permissions: { publish: { deny: "$JS.API.>" } } }
-          { user: inbox, password: secret3, permissions: { subscribe: { deny: "_INBOX.>" } } }
-        ] }
-        """
-    )
-    with NatsServer(config=config) as server:
-        yield server
-
-
 def test_error_of_other_origin_loses_secrets() -> None:
     given = settings("nats://me:hunter2@127.0.0.1:1", password="hunter3", token="hunter4")
     text = Authentication(given).redact(OSError("hunter2 and hunter3 and hunter4 at me"))
     assert text == "*** and *** and *** at ***"
-
-
-async def test_api_permission_missing(guarded: NatsServer) -> None:
-    with pytest.raises(PermissionDeniedError, match=r"'\$JS\.API\.STREAM\.INFO\.none'"):
-        await info_of(guarded.url, user="api", password="secret2", request_timeout=30.0)
-
-
-async def test_inbox_permission_missing(guarded: NatsServer) -> None:
-    with pytest.raises(PermissionDeniedError, match=r"'_INBOX\.>'.*'inbox_prefix'"):
-        await info_of(guarded.url, user="inbox", password="secret3", request_timeout=30.0)
-
-
-async def test_inbox_prefix_permitted(guarded: NatsServer) -> None:
-    with pytest.raises(StreamNotFoundError):
-        await info_of(guarded.url, user="inbox", password="secret3", inbox_prefix="mine")
 
 
 async def test_jetstream_missing_behind_prefix(shared_server: NatsServer) -> None:

@@ -30,8 +30,8 @@ def as_me(guarded: ChangingServer, **settings: Any) -> AbstractAsyncContextManag
 async def is_denied(work: Callable[[], Awaitable[object]], expected: bool) -> bool:
     try:
         await work()
-    except PermissionDeniedError:
-        return expected
+    except PermissionDeniedError as error:
+        return expected and "'_INBOX.>'; add it to the user's permissions" in str(error)
     return not expected
 
 

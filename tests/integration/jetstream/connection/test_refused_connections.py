@@ -11,7 +11,7 @@ import pytest
 from nats.aio.client import Client
 
 from nats_stream_source.connection.connection import ConnectionSettings
-from nats_stream_source.embedded import NatsServer, free_port
+from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import (
     AuthorizationError,
     ConfigurationError,
@@ -31,7 +31,6 @@ from tests.integration.jetstream.connection.authentication import (
     SECURE_WEBSOCKET,
     TLS,
     TOKEN,
-    Server,
     Way,
     World,
     let_in,
@@ -117,12 +116,6 @@ WRONG: dict[str, Wrong] = {
         ConfigurationError,
         "'credentials': .*s.creds holds no nkey seed",
     ),
-    "an empty credentials file": (
-        JWT,
-        _file("credentials", "e.creds", ""),
-        ConfigurationError,
-        "holds no user JWT and no nkey seed",
-    ),
     "credentials with a broken seed": (
         JWT,
         _file("credentials", "k.creds", BAD_SEED),
@@ -161,15 +154,6 @@ WRONG: dict[str, Wrong] = {
     ),
     "a certificate that has expired": (
         tls_server(lambda world: world.expired),
-        lambda world: {},
-        TlsError,
-        "certificate has expired",
-    ),
-    "an expired certificate, handshake first": (
-        Way(
-            lambda world: world.tls(world.expired, "handshake_first: true"),
-            HANDSHAKE_FIRST.client,
-        ),
         lambda world: {},
         TlsError,
         "certificate has expired",
@@ -258,22 +242,13 @@ def _bytes(world: World, name: str, data: bytes) -> str:
 @pytest.fixture(scope="module")
 def servers(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """One server for each configuration of the refused clients."""
-    started: dict[str, tuple[NatsServer, int | None]] = {}
+    started: dict[str, tuple[NatsServer, str]] = {}
 
     def at(way: Way) -> str:
         key = f"{way.config(world)} {way.websocket}" if way is not JWT else "JWT"
         if key not in started:
-            text, port = way.config(world), None
-            if way.websocket is not None:
-                port = free_port()
-                how = world.tls() if way.websocket == "tls" else way.websocket
-                text += f"\nwebsocket {{ listen: '127.0.0.1:{port}', {how} }}\n"
-            config = tmp_path_factory.mktemp("server") / "server.conf"
-            config.write_text(text)
-            started[key] = Server(config=config), port
-            started[key][0].start()
-        server, port = started[key]
-        return f"{way.scheme}://127.0.0.1:{port or server.port}"
+            started[key] = way.start(world, tmp_path_factory.mktemp("server") / "server.conf")
+        return started[key][1]
 
     yield at
     for server, _ in started.values():

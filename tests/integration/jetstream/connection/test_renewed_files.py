@@ -71,7 +71,7 @@ async def test_renewed_client_certificate_is_used_at_next_reconnect(
     async with await Connection.open(settings) as connection:
         put(world.stranger)
         # The same server, which trusts another authority from now on.
-        at.config.write_text(other.config_text)
+        at.config.write_text(other.config.read_text())
         await asyncio.to_thread(at.server.kill)
         await asyncio.to_thread(at.server.start)
         await reconnected(connection)

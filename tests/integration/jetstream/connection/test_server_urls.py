@@ -22,7 +22,7 @@ from nats_stream_source.connection.server_url import ServerUrl, UserInfo, split_
 from nats_stream_source.connection.settings import ConnectionSettings
 from nats_stream_source.embedded import NatsServer, free_port
 from nats_stream_source.errors import AuthorizationError, ConfigurationError, ConnectError, TlsError
-from nats_stream_source.jetstream import JetStream, KeyValue, KeyValueConfig, connect
+from nats_stream_source.jetstream import connect
 from tests.integration.jetstream.connection.authentication import Server, World
 from tests.support.event_loop import ThreadServer
 from tests.support.wait import wait_until_async
@@ -397,28 +397,3 @@ async def test_announced_servers_hang(tmp_path: Path) -> None:
             server.start()
             await connection.wait_connected(50)
             assert sum(mute.accepted for mute in mutes) == 1
-
-
-async def test_get_and_watch_while_announced_servers_hang(tmp_path: Path) -> None:
-    """With the default limits: a get that begins then has its response in ``request_timeout``."""
-    with contextlib.ExitStack() as stack:
-        mutes = [stack.enter_context(Mute()) for _ in range(4)]
-        server = stack.enter_context(NatsServer(store=tmp_path / "store", port=free_port()))
-        async with await Connection.open(ConnectionSettings((server.url,))) as connection:
-            fleet = await KeyValue.create_bucket(JetStream(connection), KeyValueConfig("fleet"))
-            await fleet.put("a", b"1")
-            info = {"connect_urls": [f"127.0.0.1:{mute.port}" for mute in mutes]}
-            await connection.client._process_info({**connection.client._server_info, **info})
-            await announced(connection, 4)
-            async with fleet.watch() as watch:
-                assert [entry.value for entry in await watch.initial()] == [b"1"]
-                server.terminate()
-                await wait_until_async(lambda: sum(mute.accepted for mute in mutes), "a mute one")
-                server.start()
-                tried = sum(mute.accepted for mute in mutes)
-                assert (await fleet.get("a")).value == b"1"
-                await fleet.put("a", b"2")
-                entry = await anext(aiter(watch))
-                assert entry is not None
-                assert entry.value == b"2"
-            assert sum(mute.accepted for mute in mutes) <= tried + 1
