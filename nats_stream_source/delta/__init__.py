@@ -28,10 +28,15 @@ if TYPE_CHECKING:
     from nats_stream_source.delta.follower.pace import FollowProgress
     from nats_stream_source.delta.location import AutoLimits, Engine
     from nats_stream_source.delta.rules.layout import Deletes
-    from nats_stream_source.delta.spark.commands import maintain, reconcile
     from nats_stream_source.delta.spark.debezium import DebeziumChanges, debezium_changes
     from nats_stream_source.delta.spark.follow import follow
-    from nats_stream_source.delta.spark.merge import MergeArguments, merge, merge_changes
+    from nats_stream_source.delta.spark.merge import (
+        MergeArguments,
+        maintain,
+        merge,
+        merge_changes,
+        reconcile,
+    )
     from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
     from nats_stream_source.spark.session import configure
 
@@ -69,10 +74,10 @@ MODULES = {
     "configure": "nats_stream_source.spark.session",
     "debezium_changes": "nats_stream_source.delta.spark.debezium",
     "follow": "nats_stream_source.delta.spark.follow",
-    "maintain": "nats_stream_source.delta.spark.commands",
+    "maintain": "nats_stream_source.delta.spark.merge",
     "merge": "nats_stream_source.delta.spark.merge",
     "merge_changes": "nats_stream_source.delta.spark.merge",
-    "reconcile": "nats_stream_source.delta.spark.commands",
+    "reconcile": "nats_stream_source.delta.spark.merge",
 }
 """The module of each public name."""
 
