@@ -41,11 +41,7 @@ def outcome(
 
 
 def in_turn(kind: str, places: Sequence[str], run: Callable[[str], Outcome]) -> int:
-    """Run the tests in each place and print how it went; a process's exit code, 1 if one failed.
-
-    Args:
-        kind: what the places are versions of.
-    """
+    """Run the tests in each place and print how it went; a process's exit code, 1 if one failed."""
     lines, failed = [], False
     width = max(map(len, places))
     for place in places:

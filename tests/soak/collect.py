@@ -117,7 +117,6 @@ def _rows(directory: Path, source: str) -> list[Entry]:
 
 
 def table_rows(directory: Path, version: int | None = None) -> list[Entry]:
-    """The rows of the Delta table, read by delta-rs."""
     return [
         Entry(row["revision"], row["key"], row["operation"], row["value"])
         for row in rows_of(DeltaTable(directory / "table", version=version))
@@ -163,7 +162,6 @@ class Events:
 
 
 def read_events(path: Path) -> Events:
-    """Read ``events.jsonl``."""
     events = Events()
     waiting: dict[str, float] = {}  # by query, when it last finished a micro-batch or was started
     for event in _events(path):

@@ -43,8 +43,6 @@ _COLUMNS = pa.schema(
 
 
 class LocalQuery:
-    """One query, from its checkpoint on."""
-
     def __init__(self, name: str, request: dict[str, Any]) -> None:
         self._name = name
         self._directory = Path(request["directory"])

@@ -27,11 +27,7 @@ _START_TIMEOUT = 120.0  # seconds to wait until a new driver reads
 
 
 class DeleteConsumer(FrameFault):
-    """Drops one delivery, and deletes the reader's consumer that sent it.
-
-    Attributes:
-        consumer: the deleted consumer and its stream, as text.
-    """
+    """Drops one delivery, and deletes the reader's consumer that sent it."""
 
     def __init__(self, servers: Servers) -> None:
         super().__init__(False)
@@ -66,9 +62,7 @@ class InjectedFault:
     """The result of a fault.
 
     Attributes:
-        at: seconds after the start.
         effective: whether the fault found something to affect.
-        result: description of its effect, or the reason why it had no effect.
     """
 
     fault: Fault
@@ -78,11 +72,7 @@ class InjectedFault:
 
 
 class FaultInjector:
-    """Injects faults; each lane calls :meth:`inject` from its own thread.
-
-    Attributes:
-        rollback: the simulated power loss, if any.
-    """
+    """Injects faults; each lane calls :meth:`inject` from its own thread."""
 
     def __init__(
         self,
@@ -121,7 +111,6 @@ class FaultInjector:
         }
 
     def inject(self, fault: Fault) -> InjectedFault:
-        """Inject a fault; returns when it has ended."""
         at = time.monotonic() - self._started_at
         try:
             result, effective = self._kinds[fault.kind](fault), True
@@ -134,7 +123,6 @@ class FaultInjector:
     # -- servers --------------------------------------------------------------------------------
 
     def _target(self, fault: Fault) -> str:
-        """Name of the server of a fault."""
         servers = self._servers
         if fault.target in servers.servers:
             return fault.target
@@ -175,7 +163,6 @@ class FaultInjector:
         return name
 
     def _restart_all(self, fault: Fault) -> str:
-        """Restart the servers one after the other."""
         servers = self._servers
         for name, server in servers.servers.items():
             servers.down.add(name)

@@ -35,8 +35,6 @@ _HEADERS = {DEL: buckets.DEL, PURGE: buckets.PURGE}
 
 
 class Generator:
-    """Writes until :meth:`stop`."""
-
     def __init__(self, client: Any, ledger: Ledger, seed: int, rate: float) -> None:
         self._jetstream = client.jetstream()
         self._ledger = ledger

@@ -28,9 +28,7 @@ class Settings:
     """Settings of a run.
 
     Attributes:
-        minutes: duration of the faults; recovery and comparison follow.
         topology: see :data:`TOPOLOGIES`.
-        rate: writes per second in the steady phase.
         spark: whether queries run in Spark, or without it (``tests.soak.driver_without_spark``).
         only: lanes of the schedule to run; all if empty.
     """
@@ -48,8 +46,6 @@ class Outcome:
     """The outcome of a run.
 
     Attributes:
-        planned, injected: the scheduled faults, and their results.
-        rollback: the simulated power loss, if any.
         memory: number of the driver, seconds after the start, memory of its processes.
         unfinished: a text if the last driver did not read all messages.
         leaks: consumers and connections on the servers after all queries had ended.
@@ -82,7 +78,6 @@ class Outcome:
 
     @property
     def examples(self) -> dict[str, list[str]]:
-        """The first anomalies of each kind, as text."""
         examples = {kind: list(texts) for kind, texts in self.findings.examples.items()}
         for kind, texts in self._other_anomalies().items():
             examples.setdefault(kind, []).extend(texts[:20])

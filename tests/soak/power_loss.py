@@ -25,15 +25,7 @@ _QUERY_TIMEOUT = 300.0  # seconds for all queries to read, or to fail, including
 
 
 class PowerLoss:
-    """Rolls back the store of a single server.
-
-    Args:
-        events: returns the events of the queries so far.
-        until: waits for a condition for some seconds, and returns whether it became true.
-
-    Attributes:
-        rollback: set when the store is replaced.
-    """
+    """Rolls back the store of a single server."""
 
     def __init__(
         self,
@@ -50,14 +42,7 @@ class PowerLoss:
         self.rollback: Rollback | None = None
 
     def run(self, delay: Callable[[], object]) -> str:
-        """Copy the store, wait for ``delay``, then replace the store with the copy.
-
-        Returns:
-            A description of the result.
-
-        Raises:
-            FaultNotInjectedError: not all queries have read beyond the copy.
-        """
+        """Copy the store, wait for ``delay``, then replace the store with the copy."""
         older = self._servers.servers[self._name].store.with_name(f"{self._name}-older")
         with self._writers_paused():
             kept = self._last_sequences()
@@ -91,7 +76,6 @@ class PowerLoss:
 
     @contextlib.contextmanager
     def _server_down(self) -> Iterator[NatsServer]:
-        """Kill the server, and start it again afterwards."""
         self._servers.down.add(self._name)
         server = self._servers.servers[self._name]
         server.kill()
@@ -102,7 +86,6 @@ class PowerLoss:
         self._servers.wait_healthy()
 
     def _last_sequences(self) -> dict[str, int]:
-        """The last sequence of each stream."""
         return {
             source: self._servers.call(f"STREAM.INFO.{stream}")["state"]["last_seq"]
             for source, stream in STREAMS.items()

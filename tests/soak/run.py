@@ -30,14 +30,7 @@ SYNC_ALWAYS = 'jetstream { sync_interval: "always" }\n'
 
 
 def run(settings: Settings, log: Callable[[str], None]) -> Outcome:
-    """Run a soak; all started processes are stopped, also on failure and Ctrl-C.
-
-    Args:
-        log: receives a line for each step and fault.
-
-    Returns:
-        The outcome. Its directory still exists: see :func:`clean`.
-    """
+    """Run a soak; all started processes are stopped, also on failure and Ctrl-C."""
     directory = Path(tempfile.mkdtemp(prefix="soak-"))
     try:
         return _run(settings, directory, log)
@@ -104,7 +97,6 @@ def _run(settings: Settings, directory: Path, log: Callable[[str], None]) -> Out
 
 
 def clean(outcome: Outcome) -> None:
-    """Remove the run's directory."""
     shutil.rmtree(outcome.directory, ignore_errors=True)
 
 

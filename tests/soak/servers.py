@@ -50,13 +50,7 @@ _RECOVERY_TIMEOUT = 120.0  # seconds
 
 
 class Servers(Cluster):
-    """A cluster, or one server, with two buckets and two streams; a context manager.
-
-    Args:
-        size: 3 or 1.
-        directory: of the stores.
-        config: additional lines of the servers' configuration.
-    """
+    """A cluster, or one server, with two buckets and two streams; a context manager."""
 
     def __init__(self, size: int, directory: Path, config: str = "") -> None:
         super().__init__(size)
@@ -96,12 +90,10 @@ class Servers(Cluster):
 
     @property
     def urls(self) -> list[str]:
-        """URLs of the servers."""
         return [server.url for server in self.servers.values()]
 
     @property
     def proxy_urls(self) -> list[str]:
-        """URLs of the proxies."""
         return [proxy.url for proxy in self.proxies.values()]
 
     def call(self, subject: str, request: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -118,7 +110,6 @@ class Servers(Cluster):
             proxy.verdict = verdict or (lambda frame: True)
 
     def start(self, name: str) -> None:
-        """Start a server that was killed or stopped."""
         self.servers[name].start()
         self.down.discard(name)
 

@@ -104,11 +104,7 @@ class SiteWriter:
 
 
 def compare_sites(url: str, directory: Path) -> tuple[Findings, int]:
-    """Compare the rows of the query with the buckets that are left, and with what was sent.
-
-    Returns:
-        The findings, and the number of rows.
-    """
+    """Compare the rows of the query with the buckets that are left, and with what was sent."""
     rows = read_rows(directory / "sites")
     present = present_buckets(url)
     lines = (directory / "sites.jsonl").read_text().splitlines()
@@ -152,7 +148,6 @@ def read_rows(directory: Path) -> Rows:
 
 
 def present_buckets(url: str) -> Rows:
-    """Revision and key of each entry of the buckets that are left."""
     streams = [
         name
         for name in api(url, "STREAM.NAMES", {}).get("streams") or []

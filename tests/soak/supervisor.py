@@ -77,13 +77,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The resident memory of a driver's processes, in MiB.
-
-    Attributes:
-        driver: the Python driver.
-        jvm: the JVM.
-        worker: the largest Python worker, including planners; without Spark, the largest query.
-    """
+    """The resident memory of a driver's processes, in MiB."""
 
     driver: float = 0.0
     jvm: float = 0.0
@@ -105,13 +99,7 @@ class DriverSupervisor:
 
     The last driver reads all messages and ends.
 
-    Args:
-        servers: URLs for the queries.
-        module: the module to run, ``tests.soak.driver`` or ``tests.soak.driver_without_spark``.
-
     Attributes:
-        serial: number of the last started driver.
-        harness_errors: unexpected ends of the processes.
         unfinished: a text if the last driver did not read all messages in time.
     """
 
@@ -144,7 +132,6 @@ class DriverSupervisor:
             )
 
     def kill(self) -> None:
-        """Send SIGKILL to the driver and all its child processes."""
         with self._lock:
             if self._process is not None:
                 self._ended_unexpectedly()
@@ -152,7 +139,6 @@ class DriverSupervisor:
                 self._process = None
 
     def stop(self) -> None:
-        """Stop the queries and the driver gracefully."""
         with self._lock:
             process, self._process = self._process, None
             if process is None:
@@ -200,7 +186,6 @@ class DriverSupervisor:
         return events.serial == self.serial and events.reading >= collect.STREAMS.keys()
 
     def events(self) -> Events:
-        """The events of all drivers so far."""
         return collect.read_events(self._directory / "events.jsonl")
 
     def wait_reading(self) -> None:

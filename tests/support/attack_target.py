@@ -80,12 +80,7 @@ def deadline(seconds: float = HANG) -> Iterator[None]:
 
 
 def read(url: str, kind: str = "nats_kv", **options: Any) -> list[Row]:
-    """Return all rows of one micro-batch, in the order of its splits.
-
-    Args:
-        kind: the format.
-        options: the options of the source except ``servers``; the timeouts are long unless given.
-    """
+    """Return all rows of one micro-batch, in the order of its splits."""
     given = {"servers": url, "connectTimeout": "60", "requestTimeout": "60", **options}
     strings = {name: str(value) for name, value in given.items()}
     parse = kv_options if kind == "nats_kv" else stream_options

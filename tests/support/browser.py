@@ -110,7 +110,6 @@ class Browser:
         await self._http.close()
 
     async def command(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """The result of a command of the protocol."""
         self._last += 1
         call = self._calls[self._last] = asyncio.get_running_loop().create_future()
         message = {"id": self._last, "method": method, "params": parameters, **self._session}
@@ -133,7 +132,6 @@ class Browser:
         await asyncio.wait_for(self._loaded.wait(), DEADLINE)
 
     async def look(self, *, width: int, dark: bool = False) -> None:
-        """Set the width of the screen and the preferred colours."""
         await self.command(
             "Emulation.setDeviceMetricsOverride",
             width=width,

@@ -76,7 +76,6 @@ def codec_peer(name: str, scratch: Path) -> Peer:
 
 
 def written_keys(chain: Chain) -> Entries:
-    """The keys that the codec returns and the server accepts, with values of any bytes."""
     found: Entries = {}
     for key in KEYS:
         raw = encode_key(chain, key)

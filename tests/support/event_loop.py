@@ -30,13 +30,11 @@ class Loop(asyncio.SelectorEventLoop):
         self._sockets: dict[asyncio.WriteTransport, Any] = {}
 
     async def create_connection(self, *args: Any, **options: Any) -> Any:
-        """Create a connection and track it."""
         made = await super().create_connection(*args, **options)
         self.track(made[0])
         return made
 
     def track(self, connection: asyncio.WriteTransport) -> None:
-        """Track a connection until it is closed."""
         self._remove_closed()
         self._sockets[connection] = connection.get_extra_info("socket")
 
@@ -45,7 +43,6 @@ class Loop(asyncio.SelectorEventLoop):
         self._sockets = {one: at for one, at in self._sockets.items() if at.fileno() >= 0}
 
     def abort(self) -> None:
-        """Abort all connections."""
         for connection in self._sockets:
             connection.abort()
 

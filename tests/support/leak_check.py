@@ -67,7 +67,6 @@ class Held:
 
     @classmethod
     def at_rest(cls, server: NatsServer) -> Held:
-        """The counts once the server has no connection left."""
         end = time.monotonic() + DEADLINE
         while count := connections(server):
             assert time.monotonic() < end, f"{count} connections of somebody else"

@@ -42,6 +42,7 @@ from tests.support.nats.streams import create_stream
 from tests.support.oracle.row_check import check_all_read, check_batches, check_rows
 from tests.support.oracle.rows import Marker, Row, Written, message
 from tests.support.query_driver.driver import DEADLINE, OffsetJson, QueryDriver
+from tests.support.wait import wait_until
 from tests.support.writer_thread import WriterThread
 
 KINDS = ("kv", "kv current", "stream")
@@ -56,7 +57,6 @@ KINDS_IN_TURN = (
 
 
 def crash(server: NatsServer) -> None:
-    """Kill a server and start it again."""
     server.kill()
     server.start()
 
@@ -163,7 +163,6 @@ class RecordedStream:
 
     @property
     def last(self) -> int:
-        """The last sequence that was acknowledged."""
         return max(self.acknowledged, default=0)
 
     def last_values(self) -> list[int]:
@@ -171,7 +170,6 @@ class RecordedStream:
         return sorted({key: seq for seq, (key, _) in sorted(self.acknowledged.items())}.values())
 
     def create(self, **config: Any) -> RecordedStream:
-        """Create the stream; ``config`` overrides."""
         if self.is_kv:
             config.setdefault("max_msgs_per_subject", config.pop("history", 64))
             self.history = config["max_msgs_per_subject"]
@@ -300,6 +298,30 @@ class RecordedStream:
         done = [batch for query in queries for batch in query.done]
         check_rows(rows, self.acknowledged, self.attempted)
         check_batches(rows, self.acknowledged, self.attempted, self.history, done)
+
+
+def purge(recorded: RecordedStream, keep: int) -> None:
+    """All but the last ``keep`` messages."""
+    buckets.api(recorded.url, f"STREAM.PURGE.{recorded.stream}", {"keep": keep} if keep else {})
+    assert recorded.state()["messages"] == keep
+
+
+def limit(recorded: RecordedStream, keep: int) -> None:
+    """The same by a limit that the stream gets now, and keeps."""
+    _update(recorded, max_msgs=keep, discard="old")
+    wait_until(lambda: recorded.state()["messages"] == keep, "only so many are left")
+
+
+def expire(recorded: RecordedStream) -> None:
+    """Let all that there is grow too old, and what comes then stay."""
+    _update(recorded, max_age=200_000_000)
+    wait_until(lambda: recorded.state()["messages"] == 0, "all has expired", deadline=120)
+    _update(recorded, max_age=0)
+
+
+def _update(recorded: RecordedStream, **changed: Any) -> None:
+    config = buckets.api(recorded.url, f"STREAM.INFO.{recorded.stream}")["config"]
+    buckets.api(recorded.url, f"STREAM.UPDATE.{recorded.stream}", {**config, **changed})
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:

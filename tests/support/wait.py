@@ -23,13 +23,7 @@ def wait_until(
     """Poll ``condition`` until it returns a true value.
 
     Args:
-        what: names the condition in the error.
-        deadline: seconds.
         alive: called before each pause; raises when the condition can no longer become true.
-        seen: returns the observed state for the error.
-
-    Raises:
-        AssertionError: the condition was false at the deadline.
     """
     end = time.monotonic() + deadline
     while not condition():

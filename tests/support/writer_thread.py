@@ -6,11 +6,7 @@ import threading
 
 
 class WriterThread(threading.Thread):
-    """Calls :meth:`write_until_stopped`; :meth:`stop` raises its error.
-
-    Args:
-        deadline: seconds in which it ends once it is stopped.
-    """
+    """Calls :meth:`write_until_stopped`; :meth:`stop` raises its error."""
 
     def __init__(self, deadline: float) -> None:
         super().__init__(daemon=True)

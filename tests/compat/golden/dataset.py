@@ -53,11 +53,7 @@ def by_key(row: list[Any]) -> tuple[str, int]:
 def go_on(
     spark: SparkSession, url: str, case: Case, checkpoint: Path, fail: bool = False
 ) -> list[list[Any]]:
-    """Run the query to the end of the stream; its rows, as :func:`shown`.
-
-    Args:
-        fail: whether the sink fails after each micro-batch.
-    """
+    """Run the query to the end of the stream; its rows, as :func:`shown`."""
     rows: list[list[Any]] = []
 
     def collect(batch: DataFrame, batch_id: int) -> None:
@@ -100,7 +96,6 @@ def create(url: str) -> None:
 
 
 def state_of(url: str, case: Case) -> dict[str, Any]:
-    """The state of what a case reads."""
     return stream_state(url, case.options.get("stream") or f"KV_{BUCKET}")
 
 

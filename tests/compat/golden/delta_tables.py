@@ -28,12 +28,7 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of a batch.
-
-    Attributes:
-        schema: DDL.
-        rows: values in the order of the schema, as JSON.
-    """
+    """Rows of a batch."""
 
     schema: str
     rows: list[list[Any]]
@@ -256,11 +251,7 @@ def _story(
     between: Sequence[str] = (),
     end: str = "",
 ) -> Story:
-    """The batches, written in these ways in turn, with statements of another writer.
-
-    Args:
-        before, between, end: the statements before the batches, after the first one, and at last.
-    """
+    """The batches, written in these ways in turn, with statements of another writer."""
     first, *rest = (Written(batch, ways[at % len(ways)]) for at, batch in enumerate(batches))
     statements = [[Written(sql=one) for one in some if one] for some in ([before], between, [end])]
     steps = [*statements[0], first, *statements[1], *rest, *statements[2]]

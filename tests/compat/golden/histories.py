@@ -91,7 +91,6 @@ class Writer:
         kept["again" if fail else "read"] += rows
 
     def offset(self, name: str) -> dict[str, Any]:
-        """The last offset in a query's checkpoint."""
         logged = (self.scratch / name / "checkpoint" / "offsets").glob("[0-9]*")
         last = max(logged, key=lambda path: int(path.name))
         return dict(json.loads(last.read_text().splitlines()[-1]))

@@ -22,7 +22,6 @@ from tests.support.spark.session import delta_session
 
 
 def main(target: Path, scratch: Path, suffix: str) -> None:
-    """One story, into ``target``."""
     tell, cases = STORIES[suffix]
     spark = delta_session()
     kept: dict[str, Any] = {}

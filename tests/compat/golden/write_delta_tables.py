@@ -36,7 +36,6 @@ _ENGINES: tuple[Engine, ...] = ("driver", "spark")
 
 
 def main(target: Path, scratch: Path) -> None:
-    """All stories, into ``target``."""
     spark = delta_session()
     try:
         for name, story in STORIES.items():
@@ -104,7 +103,6 @@ def _after(spark: SparkSession, story: Story, directory: Path) -> dict[str, Any]
 
 
 def _files(table: Path) -> set[str]:
-    """The names of the live data files."""
     return {Path(uri).name for uri in DeltaTable(table).file_uris()}
 
 

@@ -59,7 +59,6 @@ def run(version: str, arguments: list[str]) -> Outcome:
 
 
 def main(arguments: list[str]) -> int:
-    """Run as the module's docstring describes; the process's exit code."""
     versions, further = divided(arguments)
     return in_turn("nats-server", versions or VERSIONS, lambda one: run(one, further))
 

@@ -101,7 +101,6 @@ def _environment() -> dict[str, str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run as the module's docstring describes; the process's exit code."""
     places, further = divided(arguments)
     if unknown := set(places) - set(PLACES):
         print(f"{' '.join(sorted(unknown))}: not one of {' '.join(PLACES)}", file=sys.stderr)

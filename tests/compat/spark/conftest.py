@@ -57,7 +57,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture
 def scene(spark: SparkSession, shared_server: NatsServer, tmp_path: Path) -> Iterator[Scene]:
-    """A scene on the module's server, with a name of its own."""
     kind: type[Scene] = Scene
     if PLACE == "connect":
         from tests.compat.spark.file_scene import FileScene

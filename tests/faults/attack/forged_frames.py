@@ -1,11 +1,10 @@
-"""Frames with other bytes in the place of the server's, and the verdicts that put them there.
-
-A verdict counts what it did, so that a test asserts that the fault was injected.
-"""
+"""Frames with other bytes in the place of the server's, and the verdict that puts them there."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+
+from tests.support.proxy.verdicts import EVERY, Counted
 
 KINDS = {
     "stream_info": "stream_info_response",
@@ -16,24 +15,15 @@ KINDS = {
 """Of each kind of answer of the API, its type."""
 
 
-class ForgedReplies:
-    """A proxy's verdict: damages all responses of one kind, from the ``first``-th on."""
+class ForgedReplies(Counted):
+    """Damages all responses of one kind, from the ``first``-th on."""
 
     def __init__(self, kind: str, damage: Callable[[bytes], bytes], first: int = 1) -> None:
-        self._type = KINDS[kind].encode()
-        self._damage = damage
-        self._left = first
-        self.lies = 0
-
-    def __call__(self, frame: bytes) -> bool | bytes:
-        answer = payload(frame)
-        if self._type not in answer[:120]:
-            return True
-        self._left -= 1
-        if self._left > 0:
-            return True
-        self.lies += 1
-        return with_payload(frame, self._damage(answer))
+        super().__init__(
+            lambda frame: KINDS[kind].encode() in payload(frame)[:120],
+            EVERY[first - 1 :],
+            lambda frame: with_payload(frame, damage(payload(frame))),
+        )
 
 
 def payload(frame: bytes) -> bytes:
@@ -45,26 +35,6 @@ def payload(frame: bytes) -> bytes:
 def with_payload(frame: bytes, other: bytes) -> bytes:
     words = frame.split(b"\r\n", 1)[0].split(b" ")
     return b"%s %d\r\n%s\r\n" % (b" ".join(words[:-1]), len(other), other)
-
-
-class Once:
-    """Injects a fault into the ``at``-th frame of a kind, or to all from there on."""
-
-    def __init__(
-        self, kind: Callable[[bytes], bool], fault: Callable[[bytes], bytes], always: bool, at: int
-    ) -> None:
-        self._kind, self._fault, self._always, self._at = kind, fault, always, at
-        self.done = 0
-        self._seen = 0
-
-    def __call__(self, frame: bytes) -> bool | bytes:
-        if not self._kind(frame):
-            return True
-        self._seen += 1
-        if self._seen < self._at or (self.done and not self._always):
-            return True
-        self.done += 1
-        return self._fault(frame)
 
 
 def line_of(frame: bytes) -> tuple[list[bytes], bytes]:
@@ -96,17 +66,10 @@ def with_size(frame: bytes, size: bytes) -> bytes:
 
 
 def bomb(frame: bytes, lines: int = 10_000, text: bytes = b"a: b") -> bytes:
-    """The delivery with a header block of so many lines."""
-    words, rest = line_of(frame)
-    block = b"NATS/1.0\r\n" + (text + b"\r\n") * lines + b"\r\n"
-    value = rest[: int(words[-1])]
-    sizes = b"%d %d" % (len(block), len(block) + len(value))
-    return b"H" + b" ".join([*words[:-1], sizes]) + b"\r\n" + block + value + b"\r\n"
+    return with_block(b"NATS/1.0\r\n" + (text + b"\r\n") * lines + b"\r\n")(frame)
 
 
 def with_block(block: bytes) -> Callable[[bytes], bytes]:
-    """The delivery with these bytes for a header block."""
-
     def fault(frame: bytes) -> bytes:
         words, rest = line_of(frame)
         value = rest[: int(words[-1])]

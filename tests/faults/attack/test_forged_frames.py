@@ -16,13 +16,14 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ProtocolError
 from nats_stream_source.wire.framing.frames import Framer
-from tests.faults.attack.forged_frames import Once, bomb, token, with_block, with_reply, with_size
+from tests.faults.attack.forged_frames import bomb, token, with_block, with_reply, with_size
 from tests.support import attack_target
 from tests.support.attack_target import FORMATS, peak, read
 from tests.support.nats.buckets import create_bucket, publish, put_many
 from tests.support.nats.streams import create_stream, stream_state
 from tests.support.nats.topology import wait_for_seq
 from tests.support.proxy.fault_proxy import Proxy, is_delivery, is_status, with_header
+from tests.support.proxy.verdicts import EVERY, Nth
 
 BUCKET = "attacked"
 ROWS = 300
@@ -35,7 +36,6 @@ def run_attack(
     """What becomes of a range that is read meanwhile: ``rows``, ``cut``, or the name of the error.
 
     Args:
-        injected: how often ``verdict`` has injected the fault.
         cut: the rows may also be only the first so many.
     """
     found = attack_target.run_attack(proxy, "ordered reader", BUCKET, verdict, injected)
@@ -100,7 +100,7 @@ SLOW = ("size: 2000000000", "garbage", "size: one too large", "size: 99999999999
 @pytest.mark.parametrize("name", [*DELIVERIES, *HEADERS])
 def test_forged_delivery_is_refused(proxy: Proxy, name: str) -> None:
     """One bad delivery in the middle of a range: the reader requests it a second time, or fails."""
-    fault = Once(is_delivery, (DELIVERIES | HEADERS)[name], always=False, at=100)
+    fault = Nth([100], (DELIVERIES | HEADERS)[name])
     with peak() as memory:
         run_attack(proxy, fault, lambda: fault.done, cut=99 if name == BELIEVED else ROWS)
     assert fault.done == 1
@@ -112,7 +112,7 @@ def test_forged_delivery_is_refused(proxy: Proxy, name: str) -> None:
 )
 def test_bad_deliveries(proxy: Proxy, name: str) -> None:
     """All are bad from the middle of a range on."""
-    fault = Once(is_delivery, DELIVERIES[name], always=True, at=100)
+    fault = Nth(EVERY[99:], DELIVERIES[name])
     with peak() as memory:
         outcome = run_attack(proxy, fault, lambda: fault.done, cut=99 if name == BELIEVED else ROWS)
     assert fault.done
@@ -125,7 +125,7 @@ def test_subjects_outside_bucket(proxy: Proxy, subject: bytes) -> None:
     def fault(frame: bytes) -> bytes:
         return frame.replace(b"$KV.attacked.k", subject, 1)
 
-    proxy.verdict = Once(is_delivery, fault, always=True, at=100)
+    proxy.verdict = Nth(EVERY[99:], fault)
     try:
         with pytest.raises(ProtocolError):
             read(proxy.url, bucket=BUCKET, includeHistory=True)
@@ -136,7 +136,7 @@ def test_subjects_outside_bucket(proxy: Proxy, subject: bytes) -> None:
 @pytest.mark.parametrize("reading", FORMATS)
 @pytest.mark.parametrize("name", HEADERS)
 def test_headers_are_data(proxy: Proxy, name: str, reading: str) -> None:
-    fault = proxy.verdict = Once(is_delivery, HEADERS[name], always=True, at=1)
+    fault = proxy.verdict = Nth(EVERY, HEADERS[name])
     try:
         assert FORMATS[reading](proxy.url, BUCKET, None) == SENT
     finally:

@@ -106,17 +106,11 @@ def outcome(
     first: int = 1,
     reading: str = "nats_kv",
 ) -> str:
-    """The outcome of a query that receives forged responses: ``rows``, or the name of its error.
-
-    Args:
-        damage: from a valid response to a forged one.
-        first: the number of the first response that is forged.
-        reading: the format.
-    """
+    """The outcome of a query that receives forged responses: ``rows``, or the name of its error."""
     for patience in PATIENCE:
         liar = ForgedReplies(kind, damage, first)
         found = _outcome(proxy, liar, reading, small=kind == "message", patience=patience)
-        if liar.lies or first > 1:
+        if liar.done or first > 1:
             return found
     raise AssertionError(f"no answer was damaged: {found}")
 
@@ -183,7 +177,6 @@ def test_response_damaged_at_every_position(
 
 
 def damaged(at: tuple[Any, ...], value: Any) -> Callable[[bytes], bytes]:
-    """Puts ``value`` at a place of a response."""
     return lambda answer: json.dumps(changed(json.loads(answer), at, value)).encode()
 
 
@@ -191,4 +184,4 @@ def damaged(at: tuple[Any, ...], value: Any) -> Callable[[bytes], bytes]:
 def test_impossible_response_is_reported(proxy: Proxy, at: tuple[str, ...]) -> None:
     liar = ForgedReplies("stream_info", damaged(at, -1))
     assert _outcome(proxy, liar, patience=PATIENCE[-1]) == "ProtocolError"
-    assert liar.lies
+    assert liar.done

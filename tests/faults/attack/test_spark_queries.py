@@ -11,11 +11,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from nats_stream_source.embedded import NatsServer
-from tests.faults.attack.forged_frames import ForgedReplies, Once, bomb
+from tests.faults.attack.forged_frames import ForgedReplies, bomb
 from tests.support.attack_target import attacked
 from tests.support.nats.certificates import Authority
 from tests.support.nats.rogue_server import Rogue, greeting
-from tests.support.proxy.fault_proxy import Proxy, Verdict, is_delivery
+from tests.support.proxy.fault_proxy import Proxy, Verdict
+from tests.support.proxy.verdicts import EVERY, FrameFault, Nth
 from tests.support.spark.streaming_query import run_to_the_end
 from tests.support.spark.worker_processes import most_memory
 
@@ -41,7 +42,6 @@ def load(spark: SparkSession, url: str, kind: str, *, stream: bool, **options: o
 def run(
     spark: SparkSession, checkpoint: Path, url: str, kind: str = "nats_kv", **options: object
 ) -> list[bytes]:
-    """The values that a query delivers, until it has read all there is or fails."""
     values: list[bytes] = []
 
     def start() -> StreamingQuery:
@@ -66,7 +66,7 @@ def answers_that_are_none() -> Verdict:
 
 def acks_that_are_none() -> Verdict:
     """On the executor."""
-    return Once(is_delivery, lambda frame: frame.replace(b" $JS.ACK.", b" $JS.ACK.x.", 1), True, 50)
+    return Nth(EVERY[49:], lambda frame: frame.replace(b" $JS.ACK.", b" $JS.ACK.x.", 1))
 
 
 @pytest.mark.faults
@@ -149,9 +149,9 @@ def test_header_bombs_in_batch(spark: SparkSession, proxy: Proxy, name: str) -> 
     assert most_memory() - before < 256 << 20
 
 
-def huge() -> Once:
+def huge() -> FrameFault:
     """All deliveries with a header block of a MB."""
-    return Once(is_delivery, lambda frame: bomb(frame, 170_000), always=True, at=1)
+    return Nth(EVERY, lambda frame: bomb(frame, 170_000))
 
 
 def test_other_server_responds(

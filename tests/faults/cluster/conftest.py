@@ -12,7 +12,6 @@ from tests.support.nats.cluster import Cluster
 
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """A cluster for all tests of a module, with the settings of its ``cluster`` mark."""
     with Cluster(**mark_settings(request.node, "cluster")) as cluster:
         yield cluster
 

@@ -22,7 +22,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import nats.errors
 import pytest
 from nats.js.errors import NoStreamResponseError
 
@@ -36,6 +35,7 @@ from nats_stream_source.errors import (
 from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.rows import base
 from tests.support.nats.cluster import Cluster, Lagging, lagging
+from tests.support.nats.topology import NO_ANSWER
 from tests.support.proxy.fault_proxy import Outcome, Proxy, is_delivery, stream_seq
 from tests.support.recorded_stream import DEADLINE, QueryDriver, RecordedStream, use_long_deadlines
 from tests.support.wait import wait_until
@@ -67,7 +67,7 @@ def place(recorded: RecordedStream, **config: Any) -> None:
     def created() -> bool:
         try:
             recorded.create(**config)
-        except (RuntimeError, OSError, nats.errors.Error):
+        except NO_ANSWER:
             return False
         return True
 
@@ -106,7 +106,6 @@ def read_with_retries(
     """Read up to ``seq``; retry failed tasks as Spark does, but not a failed planner.
 
     Args:
-        failures: the number of failures of one task after which the read fails.
         planner_fails: retry a failed planner too, as a restart of the query does.
     """
     deadline = time.monotonic() + _DEADLINE

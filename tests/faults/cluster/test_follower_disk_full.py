@@ -20,7 +20,7 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from tests.faults.cluster.replica_state import create_replicated, read_with_retries
 from tests.support.nats.cluster import Cluster
-from tests.support.nats.tmpfs import small_disk
+from tests.support.nats.store_files import small_disk
 from tests.support.query_driver.batch import BATCHES, batch_options, read_sorted, recorded_kind
 from tests.support.recorded_stream import KINDS, RecordedStream, Writing
 from tests.support.wait import wait_until

@@ -55,12 +55,10 @@ class LameDuck:
         return ended is not None
 
     def close(self) -> None:
-        """It runs again."""
         self.server.kill()
         self.server.start()
 
     def check(self) -> None:
-        """The server disconnected its clients in lame duck mode."""
         assert self.gone
         log = self.server.log
         assert "Entering lame duck mode" in log

@@ -16,17 +16,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import nats.errors
 import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError
 from tests.faults.cluster.replica_state import create_replicated
-from tests.support.nats.buckets import api
-from tests.support.nats.cluster import Cluster
+from tests.support.nats.cluster import Cluster, leader_at
 from tests.support.nats.store_files import keep_store
 from tests.support.proxy.fault_proxy import Outcome, Proxy
-from tests.support.proxy.verdicts import Published
+from tests.support.proxy.verdicts import Counted, Published
 from tests.support.recorded_stream import KINDS, RecordedStream
 from tests.support.wait import wait_until
 
@@ -46,15 +44,6 @@ def cut_off(cluster: Cluster, server: NatsServer) -> Iterator[contextlib.ExitSta
                 line.hold()
                 lines.callback(line.release)
         yield lines
-
-
-def leads(url: str, stream: str) -> str | None:
-    """The stream's leader, as this server reports it."""
-    try:
-        answer = api(url, f"STREAM.INFO.{stream}", timeout=0.5)
-    except (RuntimeError, OSError, nats.errors.Error):
-        return None
-    return str(answer["cluster"].get("leader"))
 
 
 @pytest.mark.parametrize("accept", [False, True], ids=["fail", "accept"])
@@ -83,7 +72,7 @@ def restarted_in_time(cluster: Cluster, recorded: RecordedStream, accept: bool) 
         first.until(OLD)
         lines = stack.enter_context(cut_off(cluster, old))
         wait_until(
-            lambda: leads(other.url, recorded.stream) not in (None, "None", name), "another leader"
+            lambda: leader_at(other.url, recorded.stream) not in ("", name), "another leader"
         )
         cluster.wait_writable(other.url, f"{recorded.prefix}>")
         recorded.write(MORE, url=other.url)
@@ -95,7 +84,7 @@ def restarted_in_time(cluster: Cluster, recorded: RecordedStream, accept: bool) 
         def upward(frame: bytes) -> Outcome:
             if looks.hits(frame):
                 # As what follows will be answered.
-                answered.append(leads(old.url, recorded.stream) == name)
+                answered.append(leader_at(old.url, recorded.stream) == name)
                 if len(answered) == 5:
                     lines.close()
             return True
@@ -112,28 +101,18 @@ def restarted_in_time(cluster: Cluster, recorded: RecordedStream, accept: bool) 
     return answered[0]
 
 
-class OlderResponses:
+def older_responses(recorded: RecordedStream, *numbers: int) -> Counted:
     """Rewrites responses about the stream: it ends a hundred sequences earlier.
 
     Args:
         numbers: of these responses, counted from 1; the first one is for the start of a query.
     """
-
-    def __init__(self, recorded: RecordedStream, *numbers: int) -> None:
-        self._had = b'"last_seq":%d' % recorded.last
-        self._has = b'"last_seq":%d' % (recorded.last - MORE)
-        self._numbers = numbers
-        self._count = self.done = 0
-
-    def __call__(self, frame: bytes) -> Outcome:
-        if self._had not in frame or b"stream_info_resp" not in frame:
-            return True
-        self._count += 1
-        if self._count not in self._numbers:
-            return True
-        assert len(self._had) == len(self._has)
-        self.done += 1
-        return frame.replace(self._had, self._has)
+    had, has = (b'"last_seq":%d' % last for last in (recorded.last, recorded.last - MORE))
+    return Counted(
+        lambda frame: had in frame and b"stream_info_resp" in frame,
+        numbers,
+        lambda frame: frame.replace(had, has),
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -145,7 +124,7 @@ def test_deposed_leader_before_it_has_caught_up(cluster: Cluster, kind: str) -> 
     recorded = create_replicated(cluster, kind, OLD + MORE)
     with recorded.query() as first:
         first.until(recorded.last)
-    lie = OlderResponses(recorded, 2)
+    lie = older_responses(recorded, 2)
     proxied = Proxy(cluster.servers["n1"].port, lie, keep=0)
     with proxied as proxy, recorded.query(proxy.url, first.offsets) as second:
         assert not second.plan()
@@ -159,7 +138,7 @@ def test_leader_reports_lower_sequence_twice(cluster: Cluster) -> None:
     recorded = create_replicated(cluster, "kv", OLD + MORE)
     with recorded.query() as first:
         first.until(recorded.last)
-    lie = OlderResponses(recorded, 2, 3)
+    lie = older_responses(recorded, 2, 3)
     proxied = Proxy(cluster.servers["n1"].port, lie, keep=0)
     lost = pytest.raises(DataLossError, match="was rolled back: last revision is 200,")
     with proxied as proxy, recorded.query(proxy.url, first.offsets) as second, lost:

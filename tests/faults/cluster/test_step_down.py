@@ -55,10 +55,9 @@ def test_leader_steps_down_while_query_runs(cluster: Cluster, kind: str, whose: 
         changes.append(CHANGES[whose](cluster, recorded))
 
     when = When(COUNT // 2, change)
-    urls = [server.url for server in cluster.servers.values()]
     with (
         Proxy(cluster.servers["n1"].port, when, keep=0) as proxy,
-        recorded.writing(urls) as writing,
+        recorded.writing(cluster.urls) as writing,
         recorded.query(proxy.url, connectTimeout="20", minPartitions="2") as query,
     ):
         query.until(COUNT)

@@ -50,7 +50,6 @@ class Run:
         self.seen = {"vectors": False, "cleaned": False, "compacted": False, "checkpoints": False}
 
     def merge(self, share: float) -> None:
-        """Merge events of random keys, of which ``share`` are deletes."""
         events = []
         for number in self.chance.sample(range(KEYS), self.chance.randint(1, 15)):
             self.revision += 1

@@ -78,27 +78,39 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def table(path: Path) -> InProcessTable:
-    """A table at ``path`` after the batch ``FIRST``."""
     table = InProcessTable(path)
     table.merge(*FIRST)
     return table
 
 
-@pytest.mark.parametrize("restart", [False, True])
-@pytest.mark.parametrize("step", STEPS)
-def test_crash_in_commit_leaves_old_or_new_version(
-    path: Path, table: InProcessTable, step: str, restart: bool, monkeypatch: pytest.MonkeyPatch
+def check_crash(
+    table: InProcessTable,
+    step: str,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    restart: bool,
+    options: dict[str, str] | None = None,
 ) -> None:
+    """A crash leaves the old version of the table or the new one."""
+    table.merge(*FIRST)
     with crash_at(step, monkeypatch):
         table.merge(*SECOND)
     committed = step == "after log"
-    expect(path, FIRST, *([SECOND] if committed else []))
+    expect(table.path, FIRST, *([SECOND] if committed else []), storage_options=options)
     if restart:
-        table = InProcessTable(path)
+        table = InProcessTable(table.path, storage_options=options)
     assert table.merge(*SECOND) == (0 if committed else 3)
-    expect(path, FIRST, SECOND)
-    assert DeltaTable(path).version() == 2
-    assert index_of(table.state) == index_of(rebuilt(path))
+    expect(table.path, FIRST, SECOND, storage_options=options)
+    assert DeltaTable(table.path, storage_options=options).version() == 2
+    assert index_of(table.state) == index_of(rebuilt(table.path, options))
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("step", STEPS)
+def test_crash_in_commit_leaves_old_or_new_version(
+    path: Path, step: str, restart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_crash(InProcessTable(path), step, monkeypatch, restart=restart)
 
 
 @pytest.fixture(scope="module")
@@ -114,15 +126,7 @@ def test_crash_in_commit_to_object_store(
     """There the log's entry is put by a conditional request, in place of a link of a file."""
     uri, options = f"s3://{BUCKET}/{uuid.uuid4()}", dict(store.storage_options)
     table = InProcessTable(uri, storage_options=options)
-    table.merge(*FIRST)
-    with crash_at(step, monkeypatch):
-        table.merge(*SECOND)
-    committed = step == "after log"
-    expect(uri, FIRST, *([SECOND] if committed else []), storage_options=options)
-    table = InProcessTable(uri, storage_options=options)
-    assert table.merge(*SECOND) == (0 if committed else 3)
-    expect(uri, FIRST, SECOND, storage_options=options)
-    assert index_of(table.state) == index_of(rebuilt(uri, options))
+    check_crash(table, step, monkeypatch, restart=True, options=options)
 
 
 def test_two_writers_take_one_version_of_table_in_object_store(store: ObjectStore) -> None:

@@ -1,7 +1,12 @@
-"""A writer that is killed with -9, in a commit or in the upkeep beside it, and started again."""
+"""A writer that is killed with -9, in a commit or in the upkeep beside it, and started again.
+
+As a program with a table and a number, this module merges numbered batches with upkeep, and prints
+the number of each.
+"""
 
 from __future__ import annotations
 
+import itertools
 import random
 import subprocess
 import sys
@@ -10,7 +15,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from tests.faults.delta.killed_writer import batch
+from nats_stream_source.delta import Upkeep
 from tests.integration.delta.driver.in_process import (
     InProcessTable,
     index_of,
@@ -18,10 +23,30 @@ from tests.integration.delta.driver.in_process import (
     rebuilt,
     table_rows,
 )
-from tests.integration.delta.merge_model import Model
+from tests.integration.delta.merge_model import Entry, Model, delete, put
 from tests.support.delta import rows_of
 
 _KILLS = 12
+KEYS = 40
+
+
+def batch(number: int) -> list[Entry]:
+    """Ten entries with the revisions of this batch; the same ones in each process."""
+    choice = random.Random(number)
+    makes = (put, put, put, delete)
+    return [
+        choice.choice(makes)(f"k{choice.randrange(KEYS)}", 10 * number + index + 1)
+        for index in range(10)
+    ]
+
+
+def merge_until_killed() -> None:
+    table = InProcessTable(
+        sys.argv[1], upkeep=Upkeep(compact_files=3, vacuum_commits=5, retention_hours=1)
+    )
+    for number in itertools.count(int(sys.argv[2])):
+        table.merge(*batch(number))
+        print(number, flush=True)
 
 
 def _run_until_killed(path: Path, first: int, after: int, delay: float) -> int:
@@ -30,8 +55,7 @@ def _run_until_killed(path: Path, first: int, after: int, delay: float) -> int:
     Returns:
         the last batch that the process reported.
     """
-    module = "tests.faults.delta.killed_writer"
-    command = [sys.executable, "-m", module, str(path), str(first)]
+    command = [sys.executable, "-m", "tests.faults.delta.test_killed_writer", str(path), str(first)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         reported = [int(process.stdout.readline()) for _ in range(after)]
@@ -70,3 +94,7 @@ def test_killed_writer_leaves_whole_commits(tmp_path: Path, seed: int) -> None:
     assert index_of(table.state) == index_of(rebuilt(path))
     operations = {one["operation"] for one in DeltaTable(path).history()}
     assert "OPTIMIZE" in operations, operations
+
+
+if __name__ == "__main__":
+    merge_until_killed()

@@ -27,7 +27,7 @@ from tests.integration.delta.merge_model import SCHEMA
 from tests.integration.delta.merge_model import put as entry_of_put
 from tests.integration.delta.table_content import live, stored, version
 from tests.support.nats.buckets import create_bucket, put
-from tests.support.nats.tmpfs import small_disk
+from tests.support.nats.store_files import small_disk
 from tests.support.spark.streaming_query import begin
 from tests.support.wait import wait_until
 
@@ -38,8 +38,6 @@ _DEADLINE = 180  # seconds; only a failing test takes that long
 
 @dataclass(frozen=True)
 class Followed:
-    """A bucket with one key that a query follows."""
-
     spark: SparkSession
     url: str
     table: Path

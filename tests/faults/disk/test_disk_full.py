@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nats_stream_source.embedded import NatsServer
-from tests.support.nats.tmpfs import small_disk
+from tests.support.nats.store_files import small_disk
 from tests.support.recorded_stream import RecordedStream
 from tests.support.wait import wait_until
 
@@ -63,5 +63,4 @@ def test_stream_full_refuses_writes(nats_server: NatsServer) -> None:
 
 
 def full(recorded: RecordedStream) -> bool:
-    """Whether not one more value fits."""
     return int(recorded.state()["bytes"]) > 1_000_000 - 10_000

@@ -10,7 +10,7 @@ from nats_stream_source.embedded import NatsServer
 from tests.support.delta import values
 from tests.support.follower import follow_once, following, positions, version
 from tests.support.nats import buckets
-from tests.support.nats.tmpfs import small_disk
+from tests.support.nats.store_files import small_disk
 
 pytestmark = pytest.mark.faults
 

@@ -33,7 +33,7 @@ def test_stream_leader_changes(cluster: Cluster, tmp_path: Path, kind: str) -> N
     query, table, stream = QUERIES[kind], tmp_path / "table", f"KV_{kind}"
     words = ["--history"] if query.has_history else []
     query = Query({"bucket": kind}, query.arguments)
-    urls = ",".join(server.url for server in cluster.servers.values())
+    urls = ",".join(cluster.urls)
     buckets.create_bucket(cluster.url, kind, 64 if query.has_history else 1, num_replicas=3)
     cluster.wait_ready(stream)
     writer = MixedWriter(cluster.url, kind, random.Random(1))

@@ -19,7 +19,7 @@ from tests.support.nats.topology import (
 )
 from tests.support.proxy.fault_proxy import Proxy
 from tests.support.proxy.verdicts import FrameFault, Last, Sequences, When
-from tests.support.recorded_stream import KINDS, RecordedStream
+from tests.support.recorded_stream import KINDS, RecordedStream, crash
 
 COUNT = 1500
 
@@ -30,15 +30,10 @@ def accounts() -> Iterator[Adr19Server]:
         yield accounts
 
 
-def crash(accounts: Adr19Server) -> None:
-    accounts.server.kill()
-    accounts.server.start()
-
-
 FAULTS: dict[str, Callable[[Adr19Server], FrameFault]] = {
     "messages lost": lambda accounts: Sequences([1, 700, 701]),
     "last lost": lambda accounts: Last(),
-    "server killed": lambda accounts: When(700, lambda: crash(accounts)),
+    "server killed": lambda accounts: When(700, lambda: crash(accounts.server)),
 }
 
 

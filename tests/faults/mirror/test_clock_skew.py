@@ -19,7 +19,7 @@ import pytest
 from nats_stream_source.errors import OptionError
 from nats_stream_source.spark.runner import close_cached_runners
 from tests.support.nats.buckets import api, put_many
-from tests.support.nats.topology import HubAndLeaf, Line, hub_and_leaf, make_mirror, wait_for_seq
+from tests.support.nats.topology import HubAndLeaf, Line, hub_and_leaf, wait_for_seq
 from tests.support.query_driver.batch import read_batch
 from tests.support.recorded_stream import KINDS_IN_TURN, RecordedStream, Row
 
@@ -50,18 +50,12 @@ def domains() -> Iterator[HubAndLeaf]:
         yield both
 
 
-def mirrored(domains: HubAndLeaf, recorded: RecordedStream, history: int) -> None:
-    """A mirror at the leaf under the same name, with times that jump."""
-    more = {"max_msgs_per_subject": history} if recorded.is_kv else {}
-    make_mirror(domains.leaf.url, recorded.stream, recorded.stream, source_domain="hub", **more)
-
-
 def test_bucket_with_one_revision_under_clock_skew(domains: HubAndLeaf) -> None:
     """A restart after each micro-batch, at checkpoints whose messages are superseded later."""
     hub, leaf = domains.hub.url, domains.leaf.url
     recorded = RecordedStream("kv current", hub, hot=300).create(history=1)
     recorded.write(COUNT)
-    mirrored(domains, recorded, history=1)
+    domains.mirror(recorded.stream, history=1)
     done, offsets = [], []
     while not offsets or offsets[-1]["stream_seq"] < recorded.last:
         with recorded.query(leaf, offsets, maxRowsPerTrigger="50") as query:
@@ -83,8 +77,6 @@ class Jumped:
     """A mirror with a history that is whole.
 
     Attributes:
-        options: those that name it.
-        column: of the sequences.
         times: of the messages, from sequence 1 on.
     """
 
@@ -111,7 +103,7 @@ def jumped(request: pytest.FixtureRequest, domains: HubAndLeaf) -> Iterator[Jump
         put_many(recorded.url, recorded.name, entries)
     else:
         recorded.write(COUNT)
-    mirrored(domains, recorded, history=64)
+    domains.mirror(recorded.stream, recorded.history)
     url = domains.leaf.url
     if recorded.is_kv:
         own, column, time = {"bucket": recorded.name}, "revision", "created"
@@ -206,7 +198,7 @@ def test_clocks_that_jump(domains: HubAndLeaf, kind: str) -> None:
     leaf = domains.leaf.url
     recorded = RecordedStream(kind, domains.hub.url).create()
     recorded.write(500)
-    mirrored(domains, recorded, history=64)
+    domains.mirror(recorded.stream, recorded.history)
     times = [_stored(leaf, recorded.stream, seq) for seq in (99, 100, 200, 300)]
     assert times[1] < times[0] - timedelta(minutes=50)
     assert times[2] > times[0] + timedelta(hours=20)

@@ -13,7 +13,7 @@ from nats.aio.client import Client
 
 from nats_stream_source.embedded import NatsServer
 from tests.support.nats.buckets import api, publish, with_client
-from tests.support.nats.topology import HubAndLeaf, hub_and_leaf, make_mirror, wait_for_seq
+from tests.support.nats.topology import HubAndLeaf, hub_and_leaf, wait_for_seq
 from tests.support.proxy.fault_proxy import Proxy
 from tests.support.query_driver.batch import (
     BATCHES,
@@ -159,8 +159,7 @@ def test_lagging_mirror_serves_query(domains: HubAndLeaf, kind: str) -> None:
     """The messages of the mirror are read; the rest when they arrive, and none of it is a loss."""
     recorded = RecordedStream(kind, domains.hub.url).create()
     recorded.write(500)
-    more = {"max_msgs_per_subject": 64} if recorded.is_kv else {}
-    make_mirror(domains.leaf.url, recorded.stream, recorded.stream, source_domain="hub", **more)
+    domains.mirror(recorded.stream, recorded.history)
     with recorded.query(domains.leaf.url) as query:
         query.until(500)
         domains.line.hold()
@@ -212,8 +211,7 @@ def test_lagging_mirror_serves_batch(domains: HubAndLeaf, what: str) -> None:
     """A batch reads all that the mirror has; a later batch reads the rest."""
     recorded = RecordedStream(recorded_kind(what), domains.hub.url).create()
     recorded.write(500)
-    more = {"max_msgs_per_subject": 64} if recorded.is_kv else {}
-    make_mirror(domains.leaf.url, recorded.stream, recorded.stream, source_domain="hub", **more)
+    domains.mirror(recorded.stream, recorded.history)
     had = batch_options(recorded, what)
     domains.line.hold()
     try:

@@ -18,19 +18,12 @@ from dataclasses import dataclass
 import pytest
 
 from nats_stream_source.embedded import NatsServer
-from tests.support.nats.topology import (
-    HubAndLeaf,
-    hub_and_leaf,
-    make_mirror,
-    wait_for_seq,
-)
+from tests.support.nats.topology import HubAndLeaf, hub_and_leaf, wait_for_seq
 from tests.support.proxy.fault_proxy import Proxy
 from tests.support.proxy.verdicts import When
 from tests.support.query_driver.batch import BATCHES, batch_options, read_sorted, recorded_kind
-from tests.support.recorded_stream import DEADLINE, KINDS, RecordedStream, crash
+from tests.support.recorded_stream import AGAIN, DEADLINE, KINDS, KINDS_IN_TURN, RecordedStream
 from tests.support.wait import wait_until
-
-pytestmark = pytest.mark.faults
 
 COUNT = 1500
 PATIENCE = {"requestTimeout": "2", "connectTimeout": "60"}
@@ -44,16 +37,11 @@ def both() -> Iterator[HubAndLeaf]:
 
 
 def stop(server: NatsServer) -> None:
-    """SIGSTOP now, SIGCONT in a while."""
     server.pause()
     threading.Timer(_AWAY, server.resume).start()
 
 
-HOW: dict[str, Callable[[NatsServer], None]] = {
-    "killed": crash,
-    "stopped": stop,
-    "restarted": NatsServer.restart,
-}
+HOW: dict[str, Callable[[NatsServer], None]] = {**AGAIN, "stopped": stop}
 
 
 @dataclass(frozen=True)
@@ -73,10 +61,7 @@ class Relayed:
         recorded = RecordedStream(kind, self.both.hub.url).create()
         recorded.write(COUNT, size=1000)
         if self.what == "mirror":
-            more = {"max_msgs_per_subject": 64} if recorded.is_kv else {}
-            make_mirror(
-                self.both.leaf.url, recorded.stream, recorded.stream, source_domain="hub", **more
-            )
+            self.both.mirror(recorded.stream, recorded.history)
         return recorded
 
     def wait_for(self, recorded: RecordedStream) -> None:
@@ -91,7 +76,7 @@ CASES = [
     *(("leaf", "leaf", how) for how in ("killed", "stopped")),
     *(("leaf", "hub", how) for how in ("stopped", "restarted")),
 ]
-"""What is read, whose server goes away, and how; ``test_leaf_node`` has the other two."""
+"""What is read, whose server goes away, and how; the other two have a test of their own."""
 
 BATCH_CASES = [
     (what, whose, how)
@@ -120,7 +105,6 @@ class Away:
         self.stopped = self._server.paused
 
     def check(self) -> None:
-        """It was away, and is back."""
         wait_until(lambda: not self._server.paused, "it goes on", deadline=DEADLINE)
         if self._how == "stopped":
             assert self.stopped
@@ -128,14 +112,9 @@ class Away:
             assert self._server.pid != self.before
 
 
-@pytest.mark.parametrize(("read_from", "whose", "how"), CASES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_mirror_server_lost_while_split_is_read(
-    both: HubAndLeaf, kind: str, read_from: str, whose: str, how: str
-) -> None:
-    relayed = Relayed(both, read_from)
-    recorded = relayed.create(kind)
-    away = Away(getattr(both, whose), how)
+def read_a_split(relayed: Relayed, kind: str, away: Callable[[], None]) -> None:
+    """Read the stream; call ``away`` in the middle of a split."""
+    both, recorded = relayed.both, relayed.create(kind)
     when = When(COUNT // 2, away)
     with (
         Proxy(both.leaf.port, when, keep=0) as proxy,
@@ -143,13 +122,43 @@ def test_mirror_server_lost_while_split_is_read(
     ):
         query.until(COUNT)
         assert when.consumer
-        away.check()
         recorded.write(100)
         relayed.wait_for(recorded)
         query.until(recorded.last)
     recorded.check(query.rows)
 
 
+@pytest.mark.faults
+@pytest.mark.parametrize(("read_from", "whose", "how"), CASES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_mirror_server_lost_while_split_is_read(
+    both: HubAndLeaf, kind: str, read_from: str, whose: str, how: str
+) -> None:
+    away = Away(getattr(both, whose), how)
+    read_a_split(Relayed(both, read_from), kind, away)
+    away.check()
+
+
+def hold(both: HubAndLeaf) -> None:
+    """For longer than three heartbeats are waited for."""
+    both.line.hold()
+    threading.Timer(2.5, both.line.release).start()
+
+
+LEAF_FAULTS: dict[str, Callable[[HubAndLeaf], None]] = {
+    "line held": hold,
+    "hub killed": lambda both: AGAIN["killed"](both.hub),
+    "leaf restarted": lambda both: AGAIN["restarted"](both.leaf),
+}
+
+
+@pytest.mark.parametrize("fault", LEAF_FAULTS)
+@pytest.mark.parametrize("kind", KINDS_IN_TURN)
+def test_leaf_node_lost_while_split_is_read(both: HubAndLeaf, kind: str, fault: str) -> None:
+    read_a_split(Relayed(both, "leaf"), kind, lambda: LEAF_FAULTS[fault](both))
+
+
+@pytest.mark.faults
 @pytest.mark.parametrize(("read_from", "whose", "how"), BATCH_CASES)
 @pytest.mark.parametrize("what", BATCHES)
 def test_mirror_server_lost_while_batch_is_read(

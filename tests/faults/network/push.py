@@ -1,14 +1,40 @@
-"""Frames, rules of the proxy and consumer configurations for the tests of push subscriptions."""
+"""Frames and subscriptions through a proxy for the tests of push subscriptions."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import NatsSourceError, NextTimeoutError
 from nats_stream_source.jetstream.subscriptions.push import Subscription
-from nats_stream_source.jetstream.subscriptions.subscribe import ConsumerConfig
+from nats_stream_source.jetstream.subscriptions.subscribe import ConsumerConfig, subscribe
+from tests.support.nats.subscriptions import connected
+from tests.support.proxy.fault_proxy import Proxy, Verdict
 
 # A server that gets no processor for three intervals has fallen silent, which is an alarm: so they
 # are long where that is not what a test is about.
 CALM = ConsumerConfig(ack_policy="none", idle_heartbeat=30.0)
+
+
+@contextlib.asynccontextmanager
+async def through_proxy(
+    server: NatsServer,
+    stream: str,
+    verdict: Verdict | None = None,
+    upward: Verdict | None = None,
+    **options: Any,
+) -> AsyncIterator[tuple[Proxy, Subscription]]:
+    """A push subscription through a proxy."""
+    with Proxy(server.port, verdict, upward) as proxy:
+        async with (
+            connected(proxy.url) as jetstream,
+            await subscribe(
+                jetstream, stream=stream, **{"config": CALM, **options}
+            ) as subscription,
+        ):
+            yield proxy, subscription
 
 
 def hmsg(frame: bytes, block: bytes, reply: bytes = b"") -> bytes:

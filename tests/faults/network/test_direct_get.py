@@ -32,6 +32,7 @@ from tests.support.nats.topology import (
     make_mirror,
 )
 from tests.support.proxy.fault_proxy import CutAt, Outcome, Proxy
+from tests.support.proxy.verdicts import Counted, first
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.usefixtures("short_deadlines")
@@ -71,20 +72,6 @@ def is_eob(frame: bytes) -> bool:
     return b"NATS/1.0 204 EOB" in frame
 
 
-class Dropping:
-    """A verdict that drops the first ``times`` frames that match."""
-
-    def __init__(self, matches: Callable[[bytes], bool], times: int) -> None:
-        self.matches = matches
-        self.left = times
-
-    def __call__(self, frame: bytes) -> bool:
-        if self.left and self.matches(frame):
-            self.left -= 1
-            return False
-        return True
-
-
 @pytest.mark.parametrize("times", [1, 1000], ids=["once", "always"])
 @pytest.mark.parametrize(
     "matches",
@@ -94,7 +81,7 @@ class Dropping:
 async def test_batch_frame_dropped(
     proxy: Proxy, matches: Callable[[bytes], bool], times: int
 ) -> None:
-    proxy.verdict = Dropping(matches, times)
+    proxy.verdict = Counted(matches, first(times))
 
     async with direct_get(proxy.url, "S") as get:
         assert await seqs(get.batch(batch=20)) == WHOLE
@@ -106,7 +93,7 @@ async def test_batch_frame_dropped(
 async def test_multi_subject_frame_dropped(
     proxy: Proxy, matches: Callable[[bytes], bool], times: int
 ) -> None:
-    proxy.verdict = Dropping(matches, times)
+    proxy.verdict = Counted(matches, first(times))
 
     async with direct_get(proxy.url, "S") as get:
         last = get.last_for(["s.>"])
@@ -190,7 +177,7 @@ async def test_late_response_is_not_mixed_in(proxy: Proxy) -> None:
 
 async def test_single_read_without_response(proxy: Proxy) -> None:
     """The leader receives the request when a Direct Get has no response."""
-    proxy.verdict = Dropping(lambda frame: is_answer(frame, 5), 2)
+    proxy.verdict = Counted(lambda frame: is_answer(frame, 5), first(2))
 
     async with direct_get(proxy.url, "S") as get:
         assert [(await get.get(5)).seq, (await get.next("s.1", seq=2)).seq] == [5, 5]
@@ -203,12 +190,12 @@ def is_of_leader(frame: bytes) -> bool:
 
 async def test_single_read_without_leader(proxy: Proxy) -> None:
     """The Direct Get is repeated: another server may handle it. The leader is not needed."""
-    direct = Dropping(lambda frame: is_answer(frame, 5), 2)
+    direct = Counted(lambda frame: is_answer(frame, 5), first(2))
     proxy.verdict = lambda frame: direct(frame) and not is_of_leader(frame)
 
     async with direct_get(proxy.url, "S", request_timeout=1.0) as get:
         assert (await get.get(5)).data == b"v5"
-    assert direct.left == 0
+    assert direct.done == 2
     assert sum(map(is_of_leader, proxy.dropped)) == 1
 
 

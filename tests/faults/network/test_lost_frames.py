@@ -249,7 +249,7 @@ def test_consumer_deleted_while_idle(shared_server: NatsServer, kind: str) -> No
     recorded.write(COUNT)
     gone: list[str] = []
 
-    class PollBackoff(FrameFault):
+    class IdleConsumer(FrameFault):
         def hits(self, frame: bytes) -> bool:
             if is_delivery(frame):
                 return not gone and stream_seq(frame) == COUNT
@@ -258,7 +258,7 @@ def test_consumer_deleted_while_idle(shared_server: NatsServer, kind: str) -> No
                 return True
             return False
 
-    fault = PollBackoff()
+    fault = IdleConsumer()
     proxy = read_through(recorded, shared_server, fault)
     assert fault.done == 2
     assert gone == proxy.created[:1]

@@ -23,7 +23,7 @@ from nats_stream_source.jetstream.subscriptions.subscribe import (
     subscribe_pull,
 )
 from nats_stream_source.wire.consumer.cursor import Rebuild
-from tests.faults.network.push import CALM, all_of
+from tests.faults.network.push import all_of, through_proxy
 from tests.support.nats.subscriptions import (
     connected,
     consumer_info,
@@ -32,7 +32,7 @@ from tests.support.nats.subscriptions import (
     make_stream,
 )
 from tests.support.proxy.fault_proxy import Delay, Outcome, Proxy, is_status
-from tests.support.proxy.verdicts import Sequences
+from tests.support.proxy.verdicts import Sequences, Status
 from tests.support.wait import wait_until_async
 
 BEATING = ConsumerConfig(ack_policy="none", idle_heartbeat=0.5)
@@ -41,52 +41,42 @@ BEATING = ConsumerConfig(ack_policy="none", idle_heartbeat=0.5)
 async def test_message_lost_is_gap(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url, 10)
     fault = Sequences([4])
-    with Proxy(shared_server.port, fault) as proxy:
-        async with (
-            connected(proxy.url) as jetstream,
-            await subscribe(jetstream, stream=stream, config=CALM) as subscription,
-        ):
-            found, errors = await all_of(subscription, 10)
-            # The message after the gap is not lost to the alarm.
-            assert found == [1, 2, 3, 5, 6, 7, 8, 9, 10]
-            assert [type(error) for error in errors] == [ConsumerGapError]
-            assert "observed consumer sequence 5, expected 4" in str(errors[0])
-        assert len(proxy.dropped) == 1
+    async with through_proxy(shared_server, stream, fault) as (proxy, subscription):
+        found, errors = await all_of(subscription, 10)
+        # The message after the gap is not lost to the alarm.
+        assert found == [1, 2, 3, 5, 6, 7, 8, 9, 10]
+        assert [type(error) for error in errors] == [ConsumerGapError]
+        assert "observed consumer sequence 5, expected 4" in str(errors[0])
+    assert len(proxy.dropped) == 1
 
 
 async def test_last_message_lost_is_found_by_heartbeat(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url, 10)
     fault = Sequences([10])
-    with Proxy(shared_server.port, fault) as proxy:
-        async with connected(proxy.url) as jetstream:
-            errors: list[Exception] = []
-            async with await subscribe(
-                jetstream, stream=stream, config=BEATING, on_error=errors.append
-            ) as subscription:
-                assert (await all_of(subscription, 9))[0] == list(range(1, 10))
-                waiting = asyncio.create_task(subscription.next())
-                await wait_until_async(lambda: bool(errors), "the alarm")
-                await asyncio.to_thread(fill, shared_server.url, stream, 1)
-                # And the count goes on after it: no second alarm.
-                assert (await waiting).metadata.stream_seq == 11
-                assert [type(error) for error in errors] == [ConsumerGapError]
-        assert len(proxy.dropped) == 1
+    errors: list[Exception] = []
+    async with through_proxy(
+        shared_server, stream, fault, config=BEATING, on_error=errors.append
+    ) as (proxy, subscription):
+        assert (await all_of(subscription, 9))[0] == list(range(1, 10))
+        waiting = asyncio.create_task(subscription.next())
+        await wait_until_async(lambda: bool(errors), "the alarm")
+        await asyncio.to_thread(fill, shared_server.url, stream, 1)
+        # And the count goes on after it: no second alarm.
+        assert (await waiting).metadata.stream_seq == 11
+        assert [type(error) for error in errors] == [ConsumerGapError]
+    assert len(proxy.dropped) == 1
 
 
 async def test_queue_group_detects_no_gaps(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url)
     fault = Sequences([4])
-    with Proxy(shared_server.port, fault) as proxy:
-        async with (
-            connected(proxy.url) as jetstream,
-            await subscribe(
-                jetstream, stream=stream, queue="q", config=ConsumerConfig(ack_policy="none")
-            ) as subscription,
-        ):
-            await asyncio.to_thread(fill, shared_server.url, stream, 10)
-            found, errors = await all_of(subscription, 10)
-            assert (found, errors) == ([1, 2, 3, 5, 6, 7, 8, 9, 10], [])
-        assert len(proxy.dropped) == 1
+    async with through_proxy(
+        shared_server, stream, fault, queue="q", config=ConsumerConfig(ack_policy="none")
+    ) as (proxy, subscription):
+        await asyncio.to_thread(fill, shared_server.url, stream, 10)
+        found, errors = await all_of(subscription, 10)
+        assert (found, errors) == ([1, 2, 3, 5, 6, 7, 8, 9, 10], [])
+    assert len(proxy.dropped) == 1
 
 
 async def test_consumer_bound_midway_has_no_gap_before(shared_server: NatsServer) -> None:
@@ -102,45 +92,40 @@ async def test_consumer_bound_midway_has_no_gap_before(shared_server: NatsServer
     ):
         assert await all_of(subscription, 5) == ([1, 2, 3, 4, 5], [])
     fill(url, stream, 5)
-    with Proxy(shared_server.port, fault) as proxy:
-        async with (
-            connected(proxy.url) as jetstream,
-            await subscribe(jetstream, stream=stream, durable="d") as subscription,
-        ):
-            found, errors = await all_of(subscription, 10)
-            assert found == [6, 7, 9, 10]
-            assert [type(error) for error in errors] == [ConsumerGapError]
-        assert len(proxy.dropped) == 1
+    async with through_proxy(shared_server, stream, fault, durable="d", config=None) as (
+        proxy,
+        subscription,
+    ):
+        found, errors = await all_of(subscription, 10)
+        assert found == [6, 7, 9, 10]
+        assert [type(error) for error in errors] == [ConsumerGapError]
+    assert len(proxy.dropped) == 1
 
 
 async def test_missed_heartbeats_raise_alarm(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url, 1)
-    with Proxy(shared_server.port) as proxy:
-        async with (
-            connected(proxy.url) as jetstream,
-            await subscribe(jetstream, stream=stream, config=BEATING) as subscription,
-        ):
-            await subscription.next(15)
-            # Heartbeats keep the alarm away, and are not shown.
-            with pytest.raises(NextTimeoutError):
-                await subscription.next(2.0)
-            assert any(is_status(frame, b"Idle Heartbeat") for frame in proxy.seen)
-            proxy.verdict = lambda frame: not is_status(frame, b"Idle Heartbeat")
-            with pytest.raises(MissedHeartbeatError, match=r"for 1\.5 s"):
-                await subscription.next()
-            # A short wait again and again adds up to the same.
-            alarms: list[NatsSourceError] = []
-            while not alarms:
-                try:
-                    await subscription.next(0.02)
-                except NextTimeoutError:
-                    continue
-                except MissedHeartbeatError as error:
-                    alarms.append(error)
-            assert proxy.dropped
-            proxy.verdict = lambda frame: True
-            await asyncio.to_thread(fill, shared_server.url, stream, 1)
-            assert (await subscription.next(15)).metadata.stream_seq == 2
+    async with through_proxy(shared_server, stream, config=BEATING) as (proxy, subscription):
+        await subscription.next(15)
+        # Heartbeats keep the alarm away, and are not shown.
+        with pytest.raises(NextTimeoutError):
+            await subscription.next(2.0)
+        assert any(is_status(frame, b"Idle Heartbeat") for frame in proxy.seen)
+        proxy.verdict = lambda frame: not is_status(frame, b"Idle Heartbeat")
+        with pytest.raises(MissedHeartbeatError, match=r"for 1\.5 s"):
+            await subscription.next()
+        # A short wait again and again adds up to the same.
+        alarms: list[NatsSourceError] = []
+        while not alarms:
+            try:
+                await subscription.next(0.02)
+            except NextTimeoutError:
+                continue
+            except MissedHeartbeatError as error:
+                alarms.append(error)
+        assert proxy.dropped
+        proxy.verdict = lambda frame: True
+        await asyncio.to_thread(fill, shared_server.url, stream, 1)
+        assert (await subscription.next(15)).metadata.stream_seq == 2
 
 
 class SilentIntervals:
@@ -171,16 +156,15 @@ async def test_heartbeat_alarm_after_three_intervals(shared_server: NatsServer) 
 
     async def push() -> None:
         stream, silent = make_stream(url, 1), SilentIntervals(interval)
-        with Proxy(port, silent) as proxy:
-            async with (
-                connected(proxy.url) as jetstream,
-                await subscribe(jetstream, stream=stream, config=config) as subscription,
-            ):
-                await subscription.next(15)
-                with pytest.raises(MissedHeartbeatError):
-                    await subscription.next(60)
-                # Not after the second one, and not before two more were missed.
-                assert silent.heartbeats >= 5
+        async with through_proxy(shared_server, stream, silent, config=config) as (
+            _,
+            subscription,
+        ):
+            await subscription.next(15)
+            with pytest.raises(MissedHeartbeatError):
+                await subscription.next(60)
+            # Not after the second one, and not before two more were missed.
+            assert silent.heartbeats >= 5
 
     async def ordered() -> None:
         stream, silent = make_stream(url, 1), SilentIntervals(interval)
@@ -215,26 +199,25 @@ async def test_heartbeat_alarm_after_three_intervals(shared_server: NatsServer) 
 
 async def test_heartbeat_alarm_goes_to_callback(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url, 1)
-    with Proxy(shared_server.port, lambda frame: not is_status(frame, b"Idle")) as proxy:
-        async with connected(proxy.url) as jetstream:
-            errors: list[Exception] = []
-            found: list[int] = []
+    errors: list[Exception] = []
+    found: list[int] = []
 
-            async def callback(message: Any) -> None:
-                found.append(message.metadata.stream_seq)
+    async def callback(message: Any) -> None:
+        found.append(message.metadata.stream_seq)
 
-            async with await subscribe(
-                jetstream,
-                stream=stream,
-                config=BEATING,
-                callback=callback,
-                on_error=errors.append,
-            ):
-                await wait_until_async(lambda: len(errors) >= 2, "two alarms")
-                await asyncio.to_thread(fill, shared_server.url, stream, 1)
-                await wait_until_async(lambda: found == [1, 2], "both messages")
-            assert {type(error) for error in errors} == {MissedHeartbeatError}
-        assert proxy.dropped
+    async with through_proxy(
+        shared_server,
+        stream,
+        Status("Idle"),
+        config=BEATING,
+        callback=callback,
+        on_error=errors.append,
+    ) as (proxy, _):
+        await wait_until_async(lambda: len(errors) >= 2, "two alarms")
+        await asyncio.to_thread(fill, shared_server.url, stream, 1)
+        await wait_until_async(lambda: found == [1, 2], "both messages")
+    assert {type(error) for error in errors} == {MissedHeartbeatError}
+    assert proxy.dropped
 
 
 async def test_busy_loop_does_not_miss_heartbeats(shared_server: NatsServer) -> None:
@@ -284,15 +267,15 @@ async def test_durable_consumer_resumes_after_lost_connection(
     shared_server: NatsServer,
 ) -> None:
     stream = make_stream(shared_server.url, 3)
-    with Proxy(shared_server.port) as proxy:
-        async with connected(proxy.url) as jetstream:
-            subscription = await subscribe(jetstream, stream=stream, durable="d")
-            for message in [await subscription.next(15) for _ in range(3)]:
-                await message.ack_sync()
-            waiting = asyncio.create_task(subscription.next())
-            await asyncio.to_thread(proxy.cut)
-            await wait_until_async(lambda: jetstream.connection.reconnects == 1, "a reconnect")
-            await asyncio.to_thread(fill, shared_server.url, stream, 1)
-            assert (await waiting).metadata.stream_seq == 4
-            assert consumer_info(shared_server.url, stream, "d")["push_bound"]
-            await subscription.unsubscribe()
+    async with through_proxy(shared_server, stream, durable="d", config=None) as (
+        proxy,
+        subscription,
+    ):
+        for message in [await subscription.next(15) for _ in range(3)]:
+            await message.ack_sync()
+        waiting = asyncio.create_task(subscription.next())
+        await asyncio.to_thread(proxy.cut)
+        await wait_until_async(lambda: proxy.connections == 2, "a reconnect")
+        await asyncio.to_thread(fill, shared_server.url, stream, 1)
+        assert (await waiting).metadata.stream_seq == 4
+        assert consumer_info(shared_server.url, stream, "d")["push_bound"]

@@ -18,11 +18,10 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.subscriptions.subscribe import (
     ConsumerConfig,
-    subscribe,
     subscribe_ordered,
 )
 from nats_stream_source.wire.consumer.cursor import Rebuild
-from tests.faults.network.push import CALM, all_of, hmsg
+from tests.faults.network.push import all_of, hmsg, through_proxy
 from tests.support.nats.subscriptions import connected, make_stream
 from tests.support.proxy.fault_proxy import Proxy, is_delivery
 from tests.support.proxy.verdicts import Sequences
@@ -40,23 +39,15 @@ async def expect_error(
     kind: type[NatsSourceError],
     text: str,
 ) -> None:
-    """Insert a frame before delivery 3: it is raised at its place, and each message delivered.
-
-    Args:
-        before: returns the frame to insert before this delivery.
-    """
+    """Insert a frame before delivery 3: it is raised at its place, and each message delivered."""
     stream = make_stream(server.url, 5)
     fault = Sequences([3], lambda frame: before(frame) + frame)
-    with Proxy(server.port, fault) as proxy:
-        async with (
-            connected(proxy.url) as jetstream,
-            await subscribe(jetstream, stream=stream, config=CALM) as subscription,
-        ):
-            found, errors = await all_of(subscription, 5)
-            assert found == [1, 2, 3, 4, 5]
-            assert [type(error) for error in errors] == [kind]
-            assert text in str(errors[0])
-        assert fault.done
+    async with through_proxy(server, stream, fault) as (_, subscription):
+        found, errors = await all_of(subscription, 5)
+        assert found == [1, 2, 3, 4, 5]
+        assert [type(error) for error in errors] == [kind]
+        assert text in str(errors[0])
+    assert fault.done
 
 
 @pytest.mark.parametrize(
@@ -153,14 +144,10 @@ async def test_eleven_tokens_and_more_are_read(
         words[3] = words[3].replace(b"$JS.ACK.", prefix, 1) + more
         return b" ".join(words) + b"\r\n" + rest
 
-    with Proxy(shared_server.port, longer) as proxy:
-        async with (
-            connected(proxy.url) as jetstream,
-            await subscribe(jetstream, stream=stream, config=CALM) as subscription,
-        ):
-            message = await subscription.next(15)
-            assert message.metadata.domain == domain
-            assert (message.metadata.stream, message.metadata.consumer_seq) == (stream, 1)
-            assert message.reply.startswith(prefix.decode())
-            assert message.reply.endswith(f".4{more.decode()}")  # four are pending
-            assert (await all_of(subscription, 5)) == ([2, 3, 4, 5], [])
+    async with through_proxy(shared_server, stream, longer) as (_, subscription):
+        message = await subscription.next(15)
+        assert message.metadata.domain == domain
+        assert (message.metadata.stream, message.metadata.consumer_seq) == (stream, 1)
+        assert message.reply.startswith(prefix.decode())
+        assert message.reply.endswith(f".4{more.decode()}")  # four are pending
+        assert (await all_of(subscription, 5)) == ([2, 3, 4, 5], [])

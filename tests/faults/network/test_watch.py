@@ -36,7 +36,6 @@ ALL: Found = [(f"k{i % KEYS}", i + 1) for i in range(KEYS * REVISIONS)]
 
 
 async def items(watch: Watch, count: int) -> Found:
-    """The next ``count`` items."""
     found: Found = []
     for _ in range(count):
         entry = await asyncio.wait_for(watch.__anext__(), 60)
@@ -45,7 +44,6 @@ async def items(watch: Watch, count: int) -> Found:
 
 
 async def until_key(watch: Watch, last: str) -> Found:
-    """Items up to the key ``last``."""
     found: Found = []
     while not found or found[-1] is None or found[-1][0] != last:
         found += await items(watch, 1)

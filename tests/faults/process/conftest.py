@@ -43,5 +43,4 @@ def batch_row_counts(url: str, bucket: str = "full") -> Generator[int, None, Non
 
 
 def open_files() -> int:
-    """Return the number of file descriptors that this process has open."""
     return int(psutil.Process().num_fds())

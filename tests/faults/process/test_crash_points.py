@@ -129,7 +129,6 @@ def create(url: str, place: str) -> None:
 
 @pytest.fixture(scope="module")
 def killed(shared_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """All queries of KILLED: two drivers, each killed with them, and one that comes to the end."""
     root, url = tmp_path_factory.mktemp("points"), shared_server.url
     places = {name: root / str(i) for i, name in enumerate(KILLED)}
     for place in COUNTS:

@@ -126,7 +126,6 @@ def crashed(
 
 
 def put_numbered(url: str, bucket: str, keys: tuple[str, ...]) -> None:
-    """Put each key's revision as its value."""
     for key in keys:
         put(url, bucket, key, b"%d" % (bucket_state(url, bucket)["last_seq"] + 1))
 

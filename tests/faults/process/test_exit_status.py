@@ -97,11 +97,7 @@ def url() -> Iterator[str]:
 def ended(
     url: str, directory: Path, case: str, engine: Mapping[str, str | bool]
 ) -> tuple[int, str]:
-    """Run a case in a process of its own; its exit status and standard error.
-
-    Args:
-        engine: arguments of ``merge`` and ``follow``.
-    """
+    """Run a case in a process of its own; its exit status and standard error."""
     directory.mkdir()
     text, status = CASES[case]
     process = subprocess.Popen(

@@ -53,14 +53,12 @@ print("done", flush=True)
 
 
 def files(table: Path) -> tuple[set[str], int]:
-    """Return the data files, complete or not, and the number of commits."""
     names = set(os.listdir(table))
     log = table / "_delta_log"
     return names, sum(name.endswith(".json") and name[0] == "0" for name in os.listdir(log))
 
 
 def merged(table: Path, revision: int) -> subprocess.Popen[str]:
-    """Start a process that is about to merge."""
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(table), str(KEYS), str(revision)],
         stdin=subprocess.PIPE,

@@ -63,11 +63,9 @@ class Place:
         return begun.format(kind).options(servers=self.server.url, **options).load()
 
     def fresh(self) -> Path:
-        """A directory that is not there yet."""
         return self.directory / str(next(self.serial))
 
     def make(self, stream: str, count: int, size: int = 10) -> None:
-        """Create a stream, in the place of the one that has its name."""
         if stream in (api(self.server.url, "STREAM.NAMES").get("streams") or []):
             api(self.server.url, f"STREAM.DELETE.{stream}")
         create_stream(self.server.url, stream, allow_direct=True)

@@ -164,7 +164,6 @@ def test_queries_by_hundred_do_not_grow(
 def _read_into_memory(
     spark: SparkSession, server: NatsServer, checkpoints: Path, kind: str, **options: str
 ) -> None:
-    """Read into the table ``many`` with ``Trigger.AvailableNow``."""
     attempts = itertools.count()
 
     def start() -> StreamingQuery:
@@ -184,5 +183,4 @@ def _read_into_memory(
 
 
 def _held(server: NatsServer) -> tuple[int, int, int]:
-    """Return the numbers of descendant processes, open files and server connections."""
     return len(descendants()), open_files(), connections(server)

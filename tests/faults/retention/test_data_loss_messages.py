@@ -16,12 +16,11 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError
 from tests.support.nats.buckets import api
-from tests.support.nats.retention import expire, limit, purge
 from tests.support.nats.store_files import keep_store
 from tests.support.proxy.fault_proxy import Proxy
 from tests.support.proxy.verdicts import When
 from tests.support.query_driver.driver import QueryDriver
-from tests.support.recorded_stream import RecordedStream, warnings
+from tests.support.recorded_stream import RecordedStream, expire, limit, purge, warnings
 
 READ, GONE, LEFT = 200, 70, 30
 ACCEPT = {"failOnDataLoss": "false"}
@@ -36,7 +35,6 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 def offsets_of(recorded: RecordedStream) -> list[dict[str, Any]]:
-    """A checkpoint after all that there is."""
     with recorded.query() as query:
         query.until(recorded.last)
     recorded.check(query.rows)

@@ -44,7 +44,6 @@ def planned(url: str, name: str, **options: str) -> tuple[dict[str, str], Split]
 
 
 def sequences(given: dict[str, str], plan: Split) -> list[int]:
-    """The sequences of the rows of a split."""
     batches = read_splits((plan,), StreamFormat(stream_options(given)))
     return [seq for batch in batches for seq in batch["sequence"].to_pylist()]
 

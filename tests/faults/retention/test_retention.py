@@ -12,10 +12,9 @@ from benchmarks.support.raw_connection import fill
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError
 from tests.support.nats.buckets import api, publish, put
-from tests.support.nats.retention import expire
 from tests.support.proxy.fault_proxy import Proxy
 from tests.support.proxy.verdicts import When
-from tests.support.recorded_stream import KINDS_IN_TURN, RecordedStream, loss_warnings
+from tests.support.recorded_stream import KINDS_IN_TURN, RecordedStream, expire, loss_warnings
 
 ACCEPT = {"failOnDataLoss": "false"}
 KEPT = 500

@@ -8,15 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import nats.errors
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ConnectError, NatsSourceError
 from nats_stream_source.options import kv_options
-from tests.support.nats.buckets import api, create_bucket, put_many
-from tests.support.nats.cluster import Cluster
+from tests.support.nats.buckets import create_bucket, put_many
+from tests.support.nats.cluster import Cluster, leader_at
 from tests.support.query_driver.driver import MicroBatch, QueryDriver
 from tests.support.spark.streaming_query import begin
 from tests.support.wait import wait_until
@@ -176,21 +175,13 @@ def test_query_of_several_buckets_waits_for_all(
             for follower in followers:
                 follower.kill()
             # The leader responds as before until it steps down.
-            wait_until(lambda: not has_leader(leader.url, "KV_b"), "the leader to step down")
+            wait_until(lambda: not leader_at(leader.url, "KV_b"), "the leader to step down")
             returns = threading.Timer(AWAY, lambda: [one.start() for one in followers])
             returns.start()
             wait_until(query.plan, "new entries", 120)
             returns.join()
             assert revisions(query.read()) == list(range(51, 101))
     assert "servers are away, waiting" in caplog.text
-
-
-def has_leader(url: str, stream: str) -> bool:
-    """Whether a server names the leader; without a majority, its response lacks the name."""
-    try:
-        return "leader" in api(url, f"STREAM.INFO.{stream}", timeout=1)["cluster"]
-    except (nats.errors.TimeoutError, RuntimeError):
-        return False
 
 
 @pytest.mark.faults

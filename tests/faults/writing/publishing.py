@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import nats.errors
@@ -26,7 +27,7 @@ from tests.support.nats.stored import stored_entries
 from tests.support.nats.streams import create_stream
 from tests.support.oracle.evidence import Entry
 from tests.support.proxy.fault_proxy import Outcome, Proxy, subject_of
-from tests.support.proxy.verdicts import FrameFault
+from tests.support.proxy.verdicts import Counted, FrameFault
 from tests.support.wait import wait_until
 
 SUBJECTS = 7
@@ -71,9 +72,6 @@ class Messages:
         """Check that all messages are stored, and the last one of each subject is the last sent.
 
         With ids, each is stored once, and the messages of a subject have their order.
-
-        Args:
-            in_order: False where only the first is required.
 
         Returns:
             the numbers of the stored messages, in the order of the stream.
@@ -160,41 +158,23 @@ def number_of(frame: bytes) -> int | None:
 
 
 def sendings(proxy: Proxy) -> Counter[int]:
-    """How often each message was sent."""
     return Counter(n for frame in proxy.sent if (n := number_of(frame)) is not None)
 
 
-class PubAcks(FrameFault):
-    """The PubAcks with these numbers, counted from 1 over all connections.
-
-    A subclass counts other frames of the server, those that ``matches`` selects.
-    """
-
-    matches: Callable[[bytes], bool] = staticmethod(is_pub_ack)
-
-    def __init__(self, numbers: Container[int], outcome: Outcome = False) -> None:
-        super().__init__(outcome)
-        self._numbers = numbers
-        self._count = 0
-
-    def hits(self, frame: bytes) -> bool:
-        if not self.matches(frame):
-            return False
-        self._count += 1
-        return self._count in self._numbers
+PubAcks = partial(Counted, is_pub_ack)
+"""The PubAcks with these numbers, counted from 1 over all connections."""
 
 
-class AtPubAck(PubAcks):
-    """Call ``act`` when the PubAck with this number comes; the PubAck is lost."""
+def _at(matches: Callable[[bytes], bool], number: int, act: Callable[[], object]) -> Counted:
+    def lost(frame: bytes) -> Outcome:
+        act()
+        return False
 
-    def __init__(self, number: int, act: Callable[[], object]) -> None:
-        super().__init__((number,))
-        self._act = act
+    return Counted(matches, (number,), lost)
 
-    def hits(self, frame: bytes) -> bool:
-        if hit := super().hits(frame):
-            self._act()
-        return hit
+
+AtPubAck = partial(_at, is_pub_ack)
+"""Call ``act`` when the PubAck with this number comes; the PubAck is lost."""
 
 
 class Sending(FrameFault):
@@ -233,16 +213,8 @@ def responses(proxy: Proxy, kind: str) -> list[dict[str, Any]]:
     ]
 
 
-class Responses(PubAcks):
-    """The responses with these numbers, counted from 1 over all connections."""
-
-    matches = staticmethod(is_response)
-
-
-class AtResponse(AtPubAck):
-    """Call ``act`` when the response with this number comes; the response is lost."""
-
-    matches = staticmethod(is_response)
+Responses, AtResponse = partial(Counted, is_response), partial(_at, is_response)
+"""As ``PubAcks`` and ``AtPubAck``, for the responses of fast ingest."""
 
 
 # -- both publishers ------------------------------------------------------------------------------
@@ -253,17 +225,15 @@ class PublisherKind:
     """A publisher and the faults of its acknowledgements.
 
     Attributes:
-        name: a part of names of streams.
         acks: drops acknowledgements by their numbers.
         at_ack: acts when the acknowledgement with a number arrives.
         middle: the number of an acknowledgement that arrives while 2,000 messages are sent.
-        max_in_flight: the limit of the publisher.
     """
 
     name: str
     publisher: type[BatchPublisher | FastIngestPublisher]
-    acks: type[PubAcks]
-    at_ack: type[AtPubAck]
+    acks: Callable[..., Counted]
+    at_ack: Callable[..., Counted]
     middle: int
     max_in_flight: int
 
@@ -273,7 +243,6 @@ class PublisherKind:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The arguments of ``publishing`` for this publisher."""
         return {"kind": self.publisher, "max_in_flight": self.max_in_flight}
 
     async def publish_all(self, servers: str, messages: Messages, **settings: Any) -> None:
@@ -326,7 +295,6 @@ def puts(
 
 
 async def write(writer: KvBatchWriter, *batches: MessageColumns) -> None:
-    """Write all batches; returns when they are stored."""
     for batch in batches:
         await writer.send(batch)
     await writer.flush()

@@ -35,7 +35,6 @@ COUNT, AT = 2000, 500
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """Three servers for all tests of the module."""
     with Cluster() as cluster:
         yield cluster
 

@@ -37,8 +37,8 @@ from tests.faults.writing.publishing import (
     write,
 )
 from tests.support.nats.buckets import api, create_bucket, delete_bucket
+from tests.support.nats.store_files import small_disk
 from tests.support.nats.streams import create_stream, stream_state
-from tests.support.nats.tmpfs import small_disk
 from tests.support.proxy.fault_proxy import Proxy
 from tests.support.wait import wait_until_async
 

@@ -61,12 +61,10 @@ def create_bucket(url: str, name: str, history: int = 1, **config: Any) -> dict[
 
 
 def delete_bucket(url: str, name: str) -> None:
-    """Delete the bucket with all that is in it."""
     api(url, f"STREAM.DELETE.KV_{name}")
 
 
 def bucket_info(url: str, name: str) -> dict[str, Any]:
-    """``STREAM.INFO`` of the bucket's stream."""
     return api(url, f"STREAM.INFO.KV_{name}")
 
 
@@ -82,7 +80,6 @@ def consumers(url: str, name: str) -> list[str]:
 
 
 def put(url: str, name: str, key: str, value: bytes, headers: dict[str, str] | None = None) -> int:
-    """Put a value."""
     return publish(url, [(f"$KV.{name}.{key}", value, headers)])[0]
 
 

@@ -10,11 +10,7 @@ from nats_stream_source.embedded import NatsServer
 
 
 class ChangingServer:
-    """A server with the user ``me``; started by ``with self.server``.
-
-    Args:
-        directory: of its configuration and its store.
-    """
+    """A server with the user ``me``; started by ``with self.server``."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "users.conf"

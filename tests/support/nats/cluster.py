@@ -49,6 +49,14 @@ def accepts_writes(url: str, subject: str) -> bool:
         return False
 
 
+def leader_at(url: str, stream: str) -> str:
+    """The stream's leader as this server reports it; empty when it reports none."""
+    try:
+        return str(api(url, f"STREAM.INFO.{stream}", timeout=1)["cluster"].get("leader") or "")
+    except NO_ANSWER:
+        return ""
+
+
 ACCOUNTS = """
 accounts {
     SYS { users [ {user: sys, password: sys} ] }
@@ -74,8 +82,6 @@ class Cluster:
     Entered, it has a meta leader and takes streams with ``size`` replicas.
 
     Args:
-        size: how many servers.
-        binary: the executable, as for :class:`NatsServer`.
         lines: lead each route over a :class:`Line`, see :meth:`line`.
         stores: where servers have their stores, by name; in directories of their own otherwise.
         extra_config: lines to append to the configuration of a server, by name.
@@ -110,6 +116,10 @@ class Cluster:
     def url(self) -> str:
         """The address of the first server."""
         return self.servers["n1"].url
+
+    @property
+    def urls(self) -> list[str]:
+        return [server.url for server in self.servers.values()]
 
     def __enter__(self) -> Self:
         ports = [free_port() for _ in range(3 * self._size)]
@@ -198,7 +208,6 @@ class Cluster:
         return ""
 
     def monitored(self, server: NatsServer, path: str) -> dict[str, Any]:
-        """The response of a server's monitoring endpoint."""
         port = self._monitors[self.name_of(server)]
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=5) as response:
             return dict(json.load(response))
@@ -210,7 +219,6 @@ class Cluster:
         return next((dict(detail["state"]) for detail in details if detail["name"] == stream), {})
 
     def last_seq_at(self, server: NatsServer, stream: str) -> int:
-        """Return the last sequence of ``stream`` in the replica of ``server``."""
         return int(self.state_at(server, stream)["last_seq"])
 
     def answers_direct_gets(self, server: NatsServer, stream: str) -> bool:
@@ -230,7 +238,6 @@ class Cluster:
         return [self.servers[one["name"]] for one in replicas if one["name"] != report["leader"]]
 
     def step_down(self, stream: str) -> NatsServer:
-        """Make the leader of ``stream`` give way; the new leader."""
         before = self._leader(stream)
 
         def leader() -> str:
@@ -244,7 +251,6 @@ class Cluster:
         return self._once_led(leader, f"another leader of {stream}")
 
     def step_down_meta(self) -> NatsServer:
-        """Make the meta leader step down; the new meta leader."""
         before = self.name_of(self.meta_leader())
 
         def leader() -> str:
@@ -336,7 +342,6 @@ class Cluster:
 
 @contextlib.contextmanager
 def paused(servers: Iterable[NatsServer]) -> Iterator[None]:
-    """Pause these servers."""
     with contextlib.ExitStack() as stack:
         for server in servers:
             server.pause()

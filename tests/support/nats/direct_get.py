@@ -25,7 +25,6 @@ async def direct_get(url: str, stream: str, **settings: Any) -> AsyncIterator[Di
 
 
 async def seqs(messages: AsyncIterator[StoredMessage]) -> list[int]:
-    """The sequences of all that comes."""
     return [message.seq async for message in messages]
 
 

@@ -67,11 +67,7 @@ class Nkey:
 
 
 class Operator:
-    """An operator with a system account and one account ``A`` with JetStream.
-
-    Args:
-        limits: of the account, beside those that allow everything.
-    """
+    """An operator with a system account and one account ``A`` with JetStream."""
 
     def __init__(self, **limits: Any) -> None:
         self._limits = {**_NO_LIMITS, **limits}

@@ -67,7 +67,6 @@ class Rogue(ThreadServer):
 
     @property
     def everything(self) -> bytes:
-        """All that any client has sent."""
         return b"".join(bytes(one) for one in self.received)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

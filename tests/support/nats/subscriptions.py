@@ -57,17 +57,14 @@ def fill(url: str, stream: str, count: int, size: int = 10, *, first: int = 0) -
 
 
 def consumers_of(url: str, stream: str) -> list[str]:
-    """The names of the stream's consumers."""
     return list(api(url, f"CONSUMER.NAMES.{stream}").get("consumers") or [])
 
 
 def consumer_info(url: str, stream: str, consumer: str) -> dict[str, Any]:
-    """``CONSUMER.INFO``."""
     return api(url, f"CONSUMER.INFO.{stream}.{consumer}")
 
 
 def make_consumer(url: str, stream: str, name: str, **config: Any) -> dict[str, Any]:
-    """A durable consumer."""
     config = {"durable_name": name, "name": name, "ack_policy": "explicit", **config}
     request = {"stream_name": stream, "config": config}
     return api(url, f"CONSUMER.CREATE.{stream}.{name}", request)

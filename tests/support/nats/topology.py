@@ -55,11 +55,9 @@ class Line(ThreadServer):
         self._open.set()
 
     def hold(self) -> None:
-        """Let nothing pass from now on."""
         self._in_loop(self._open.clear)
 
     def release(self) -> None:
-        """Let what was held and all that follows pass."""
         self._in_loop(self._open.set)
 
     async def _serve(self, down: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
@@ -96,7 +94,11 @@ class HubAndLeaf:
 
     def wait_joined(self) -> None:
         """Wait until the leaf node reaches the hub's JetStream."""
-        wait_until(lambda: _answers(self.leaf.url, "$JS.hub.API"), "the hub's domain at the leaf")
+        wait_until(lambda: answers(self.leaf.url, "$JS.hub.API"), "the hub's domain at the leaf")
+
+    def mirror(self, stream: str, history: int) -> None:
+        config = {"source_domain": "hub", "max_msgs_per_subject": history}
+        make_mirror(self.leaf.url, stream, stream, **config)
 
 
 @contextlib.contextmanager
@@ -110,9 +112,6 @@ def hub_and_leaf(
     """A hub and a leaf node, each with a domain; entered, the leaf reaches the hub's JetStream.
 
     Args:
-        binary: the executable, as for :class:`NatsServer`.
-        options: more lines for both configurations.
-        hub_options: more lines for the hub's.
         line: what joins them, to a port; what it carries is not compressed.
     """
     with contextlib.ExitStack() as stack:
@@ -137,9 +136,10 @@ def hub_and_leaf(
         yield both
 
 
-def _answers(url: str, prefix: str) -> bool:
+def answers(url: str, prefix: str = "$JS.API", timeout: float = 0.5) -> bool:
+    """Whether JetStream answers at a server."""
     try:
-        api(url, "INFO", prefix=prefix, timeout=0.5)
+        api(url, "INFO", prefix=prefix, timeout=timeout)
     except NO_ANSWER:
         return False
     return True
@@ -205,12 +205,10 @@ def adr19_server(
     """A server with ADR-19's own configuration: account I sees account A below ``fromA``.
 
     Args:
-        binary: the executable, as for :class:`NatsServer`.
         streamed: the API's export allows several responses to a request (``response_type``).
         flow_control: responses to flow control (``$JS.FC.>``) cross from I to A, too.
         acks: acknowledgements (``$JS.ACK.>``) cross from I to A, too.
         object_store: ``$O.>`` as well, where Object Store writes go.
-        options: more lines for the configuration.
     """
     more = ["$JS.FC.>"] * flow_control + ["$JS.ACK.>"] * acks
     exports = [f"{{service: '{subject}'}}" for subject in more]
@@ -236,18 +234,12 @@ def adr19_server(
 def make_mirror(
     url: str, name: str, of: str, *, source_domain: str | None = None, **config: Any
 ) -> dict[str, Any]:
-    """Create the stream ``name`` that mirrors ``of`` and wait until it has caught up.
-
-    Args:
-        url: the server of the mirror.
-        source_domain: the domain of ``of``, where it is another one than the mirror's.
-        config: more of the mirror's configuration.
-    """
+    """Create the stream ``name`` that mirrors ``of`` and wait until it has caught up."""
     mirror: dict[str, Any] = {"name": of}
     prefix = "$JS.API"
     if source_domain is not None:
         prefix = f"$JS.{source_domain}.API"
-        wait_until(lambda: _answers(url, prefix), f"the domain {source_domain} at {url}")
+        wait_until(lambda: answers(url, prefix), f"the domain {source_domain} at {url}")
         mirror["external"] = {"api": prefix}
     answer = api(url, f"STREAM.CREATE.{name}", {"name": name, "mirror": mirror, **config})
     wait_for_seq(url, name, api(url, f"STREAM.INFO.{of}", prefix=prefix)["state"]["last_seq"])

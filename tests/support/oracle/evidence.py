@@ -133,7 +133,6 @@ def matches_write(write: Write, entry: Entry) -> bool:
 
 
 def same_entry(left: Entry, right: Entry) -> bool:
-    """Whether two entries are equal in sequence, key, operation and value."""
     return (left.seq, left.key, left.operation, left.value) == (
         right.seq,
         right.key,
@@ -143,7 +142,6 @@ def same_entry(left: Entry, right: Entry) -> bool:
 
 
 def describe(entry: Entry | None) -> str:
-    """An entry as text, for findings."""
     if entry is None:
         return "nothing"
     if entry.value is None:

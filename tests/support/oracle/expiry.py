@@ -79,11 +79,7 @@ class Expiry:
     # -- removed messages -------------------------------------------------------------------------
 
     def removal(self, write: Write, by: float | None = None) -> str | None:
-        """Why the stream may lack an acknowledged write; None if it must have it.
-
-        Args:
-            by: the time in question. Default: when the streams were read.
-        """
+        """Why the stream may lack an acknowledged write; None if it must have it."""
         assert write.seq is not None
         by = self._messages_read_at if by is None else by
         if may_have_expired(write, by):

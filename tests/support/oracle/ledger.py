@@ -74,8 +74,6 @@ def number_of(value: bytes) -> int | None:
 
 
 class WriteIndex:
-    """Finds the write of a value."""
-
     def __init__(self, writes: list[Write]) -> None:
         self.by_number = {write.number: write for write in writes}
         self._by_payload = {w.payload: w for w in writes if w.payload is not None}
@@ -98,12 +96,10 @@ class Ledger:
         self._file: TextIO = path.open("a", buffering=1)  # line buffered
 
     def sent(self, write: Write) -> None:
-        """Record a write before it is sent."""
         fields = (write.number, write.source, write.key, write.operation, write.ttl)
         self._append("sent", *fields, _now())
 
     def acked(self, number: int, seq: int) -> None:
-        """Record a PubAck."""
         self._append("ack", number, seq, _now())
 
     def unsure(self, number: int, error: BaseException) -> None:
@@ -118,7 +114,6 @@ class Ledger:
 
 
 def read_ledger(path: Path) -> list[Write]:
-    """All writes, by number."""
     writes: dict[int, Write] = {}
     for kind, number, *rest in _lines(path):
         if kind == "sent":

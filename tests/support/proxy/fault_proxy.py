@@ -17,8 +17,6 @@ A verdict may take its time and do things itself (kill a server, delete a consum
 meanwhile. ``freeze`` lets nothing pass, ``rate`` bounds the bytes a second towards the client,
 ``cut`` resets all connections. What passed is on record (``seen``, ``dropped``, ``sent``), so that
 a test asserts that its fault really happened, and the client's requests: ``asked``.
-
-From the command line: ``python -m tests.support.proxy --help``.
 """
 
 from __future__ import annotations
@@ -40,22 +38,16 @@ class Twice:
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """The frame and what follows it come ``seconds`` later."""
-
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class After:
-    """The frame comes when ``messages`` more have passed."""
-
     messages: int
 
 
 @dataclass(frozen=True, slots=True)
 class CutAt:
-    """The first ``size`` bytes of the frame come, then the connection is reset."""
-
     size: int
 
 
@@ -161,11 +153,9 @@ class Proxy(ThreadServer):
         self._abort()
 
     def freeze(self) -> None:
-        """Let nothing pass in either direction; what comes waits."""
         self._in_loop(self._open.clear)
 
     def thaw(self) -> None:
-        """Let what has waited pass."""
         self._in_loop(self._open.set)
 
     def asked(self, prefix: str) -> list[str]:
@@ -175,7 +165,6 @@ class Proxy(ThreadServer):
 
     @property
     def created(self) -> list[str]:
-        """The names of the requested consumers, in order."""
         asked = self.asked("$JS.API.CONSUMER.CREATE.")
         return [subject.split(".")[5] for subject in asked]
 
@@ -187,7 +176,6 @@ class Proxy(ThreadServer):
 
     @property
     def deleted(self) -> list[str]:
-        """The names of the consumers whose deletion was requested, in order."""
         asked = self.asked("$JS.API.CONSUMER.DELETE.")
         return [subject.split(".")[5] for subject in asked]
 

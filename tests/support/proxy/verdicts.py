@@ -6,7 +6,8 @@ A delivery is a message that a consumer delivers; everything else passes.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
+from functools import partial
 
 from tests.support.proxy.fault_proxy import (
     Outcome,
@@ -19,11 +20,16 @@ from tests.support.proxy.fault_proxy import (
     subject_of,
 )
 
+Effect = Outcome | Callable[[bytes], Outcome]
+"""What becomes of a frame, or a function from the frame to it."""
+
+EVERY = range(1, 10**9)
+
 
 class FrameFault:
-    """Does ``outcome``, or what it returns, to the frames that :meth:`hits` names."""
+    """Does ``outcome`` to the frames that :meth:`hits` names."""
 
-    def __init__(self, outcome: Outcome | Callable[[bytes], Outcome] = False) -> None:
+    def __init__(self, outcome: Effect = False) -> None:
         self.outcome = outcome
         self.done = 0
 
@@ -33,16 +39,45 @@ class FrameFault:
     def __call__(self, frame: bytes) -> Outcome:
         if not self.hits(frame):
             return True
+        outcome = self.outcome(frame) if callable(self.outcome) else self.outcome
         self.done += 1
-        return self.outcome(frame) if callable(self.outcome) else self.outcome
+        return outcome
+
+
+class Counted(FrameFault):
+    """Of the frames that match, those with these numbers, from 1 on over all connections."""
+
+    def __init__(
+        self,
+        matches: Callable[[bytes], bool],
+        numbers: Container[int] = EVERY,
+        outcome: Effect = False,
+    ) -> None:
+        super().__init__(outcome)
+        self._matches = matches
+        self._numbers = numbers
+        self._count = 0
+
+    def hits(self, frame: bytes) -> bool:
+        if not self._matches(frame):
+            return False
+        self._count += 1
+        return self._count in self._numbers
+
+
+def first(most: int | None) -> range:
+    """The numbers of so many frames; of all without a limit."""
+    return EVERY if most is None else range(1, most + 1)
+
+
+Nth = partial(Counted, is_delivery)
+"""The n-th deliveries."""
 
 
 class Sequences(FrameFault):
     """Deliveries with these stream sequences, each once."""
 
-    def __init__(
-        self, sequences: Iterable[int], outcome: Outcome | Callable[[bytes], Outcome] = False
-    ) -> None:
+    def __init__(self, sequences: Iterable[int], outcome: Effect = False) -> None:
         super().__init__(outcome)
         self._left = set(sequences)
 
@@ -53,26 +88,11 @@ class Sequences(FrameFault):
         return True
 
 
-class Nth(FrameFault):
-    """The n-th deliveries, counted from 1 over all connections."""
-
-    def __init__(self, numbers: Iterable[int], outcome: Outcome = False) -> None:
-        super().__init__(outcome)
-        self._numbers = set(numbers)
-        self._count = 0
-
-    def hits(self, frame: bytes) -> bool:
-        if not is_delivery(frame):
-            return False
-        self._count += 1
-        return self._count in self._numbers
-
-
-class Last(FrameFault):
+class Last(Counted):
     """Once, the delivery after which the consumer has nothing more."""
 
-    def hits(self, frame: bytes) -> bool:
-        return not self.done and is_delivery(frame) and pending(frame) == 0
+    def __init__(self) -> None:
+        super().__init__(lambda frame: is_delivery(frame) and pending(frame) == 0, first(1))
 
 
 class Share(FrameFault):
@@ -87,31 +107,22 @@ class Share(FrameFault):
         return is_delivery(frame) and self._random.random() < self._share
 
 
-class Status(FrameFault):
-    """Status messages: ``FlowControl``, ``PollBackoff Heartbeat``; the first ``most`` of them."""
+class Status(Counted):
+    """Status messages: ``FlowControl``, ``Idle Heartbeat``; the first ``most`` of them."""
 
-    def __init__(self, text: str, most: int | None = None, outcome: Outcome = False) -> None:
-        super().__init__(outcome)
-        self._text = text.encode()
-        self._most = most
-
-    def hits(self, frame: bytes) -> bool:
-        return is_status(frame, self._text) and (self._most is None or self.done < self._most)
+    def __init__(self, text: str, most: int | None = None, outcome: Effect = False) -> None:
+        super().__init__(lambda frame: is_status(frame, text.encode()), first(most), outcome)
 
 
-class Published(FrameFault):
+class Published(Counted):
     """What the client publishes to subjects with ``prefix``; the first ``most`` of it."""
 
-    def __init__(self, prefix: str, most: int | None = None, outcome: Outcome = False) -> None:
-        super().__init__(outcome)
-        self._prefix = prefix
-        self._most = most
-
-    def hits(self, frame: bytes) -> bool:
-        return (
-            frame[:4].upper() in (b"PUB ", b"HPUB")
-            and subject_of(frame).startswith(self._prefix)
-            and (self._most is None or self.done < self._most)
+    def __init__(self, prefix: str, most: int | None = None) -> None:
+        super().__init__(
+            lambda frame: (
+                frame[:4].upper() in (b"PUB ", b"HPUB") and subject_of(frame).startswith(prefix)
+            ),
+            first(most),
         )
 
 

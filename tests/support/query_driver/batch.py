@@ -47,13 +47,11 @@ def tasks_of(reader: BatchReader) -> list[NatsInputPartition]:
 
 
 def rows_of_task(reader: BatchReader, task: NatsInputPartition) -> Iterator[Row]:
-    """Return the rows of one attempt of a task."""
     for batch in reader.read(task):
         yield from batch.to_pylist()
 
 
 def read_batch(url: str, **options: Any) -> list[Row]:
-    """Return all rows, task by task."""
     reader = batch_reader(url, **options)
     return [row for task in tasks_of(reader) for row in rows_of_task(reader, task)]
 
@@ -64,7 +62,6 @@ def skip_catch_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def revisions(rows: list[Row]) -> list[int]:
-    """The revision of each row, in the order of the rows."""
     return [row["revision"] for row in rows]
 
 
@@ -101,8 +98,6 @@ def read_sorted(
     """Plan and read a batch; return its rows, sorted by sequence.
 
     Args:
-        planned: called after the batch is planned and before it is read.
-        each: called after each record batch, with the number of rows so far.
         keep_connection: keep the connection for the next read, as a Python worker of Spark does.
     """
     try:

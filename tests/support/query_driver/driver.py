@@ -65,7 +65,6 @@ class MicroBatch:
         listed: whether it was read as last values.
         known: the last sequence of the stream when the micro-batch was completed; 0 when the query
             does not request it.
-        batches: its rows.
     """
 
     start: int
@@ -88,7 +87,6 @@ class MicroBatch:
 
 
 def format_adapter(options: KvOptions | StreamOptions) -> FormatAdapter:
-    """The adapter for the query that ``options`` describe."""
     return KvFormat(options) if isinstance(options, KvOptions) else StreamFormat(options)
 
 
@@ -98,7 +96,6 @@ class QueryDriver:
     Args:
         offsets: the offsets of the completed micro-batches of a query that restarts.
         clock: the planner's clock in seconds, by which it spaces the polls of an idle query.
-        cores: the number of cores, by which the planner cuts a range into splits.
         outage_timeout: seconds; 0 since most tests of servers that are away expect the error.
         last_now: returns the last sequence of the stream, for :attr:`MicroBatch.known`.
         empty_polls: empty polls after which the query is idle.
@@ -106,7 +103,6 @@ class QueryDriver:
     Attributes:
         offsets: the offsets of all completed micro-batches; the first one is the query's start.
         logged: the end of a micro-batch that is planned and not completed.
-        done: the completed micro-batches.
     """
 
     def __init__(
@@ -184,7 +180,6 @@ class QueryDriver:
 
     @property
     def offset(self) -> OffsetJson:
-        """The query's position."""
         return self.start()
 
     def start(self) -> OffsetJson:
@@ -219,12 +214,10 @@ class QueryDriver:
 
     @property
     def rows(self) -> list[Row]:
-        """The rows of all completed micro-batches."""
         return [row for batch in self.done for row in batch.rows]
 
     @property
     def records(self) -> list[Record]:
-        """The rows of all completed micro-batches, by the names of their columns."""
         return [record for batch in self.done for record in batch.records]
 
     def plan(self) -> bool:
@@ -301,10 +294,6 @@ def new_query(
     """Return a query whose planner does not wait between polls.
 
     The planner's clock advances by a second with each call, so the planner never spaces its polls.
-
-    Args:
-        offset: the position of a query that restarts.
-        options: of ``nats_kv`` if one of them names a bucket, else of ``nats_stream``.
     """
     ticks = itertools.count()
     return QueryDriver(
@@ -317,7 +306,6 @@ def new_query(
 
 
 def sequences(records: Iterable[Record]) -> list[int]:
-    """The sequence of each row of a stream."""
     return [record["sequence"] for record in records]
 
 

@@ -13,14 +13,7 @@ from nats_stream_source.spark.planning.query_planner import QueryPlanner
 
 
 class OneStreamPlanner:
-    """A planner; each method converts between positions and offsets.
-
-    Args:
-        arguments: of :class:`QueryPlanner`.
-
-    Attributes:
-        planner: the planner, which takes offsets.
-    """
+    """A planner; each method converts between positions and offsets."""
 
     def __init__(
         self, adapter: FormatAdapter, connection: ReusableConnection, **arguments: Any
@@ -52,7 +45,6 @@ class OneStreamPlanner:
 
 
 def position_of(offset: Offset) -> Position:
-    """The position of an offset of one stream."""
     (position,) = offset.streams.values()
     return position
 

@@ -97,12 +97,7 @@ class BlockedTask:
     def kill(
         self, spark: SparkSession, attempt: int, interrupt: bool, alive: Callable[[], None]
     ) -> None:
-        """Let Spark kill an attempt that has stopped, and wait until it has.
-
-        Args:
-            interrupt: whether the task's thread is interrupted.
-            alive: as of :meth:`arrived`.
-        """
+        """Let Spark kill an attempt that has stopped, and wait until it has."""
         stage, task = (
             self.arrived(spark, attempt, alive) if interrupt else self.wait(attempt, alive)
         )

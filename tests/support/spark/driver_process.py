@@ -27,9 +27,6 @@ def driver_process(
     """Run ``python -m <module> <argument>``; at the end it and its JVM are killed.
 
     Its process group has its number, and the JVM and the Python workers are in it.
-
-    Args:
-        log: receives the output of all of them.
     """
     process = subprocess.Popen(
         [sys.executable, "-m", module, argument],

@@ -67,7 +67,6 @@ class Scene:
     """The state of a scenario: a server, a bucket on it, a query, and the rows it delivered.
 
     Attributes:
-        directory: directory of the checkpoint.
         attempts: id and rows of each micro-batch that reached the sink, in order.
         options: options of the last ``Start`` or ``Run``, for ``Restart``.
         restore: puts the store back that ``Backup`` has copied.
@@ -105,7 +104,6 @@ class Scene:
         return {"servers": self.url, name: self.bucket}
 
     def info(self) -> dict[str, Any]:
-        """Request ``STREAM.INFO`` of the stream."""
         return buckets.api(self.url, f"STREAM.INFO.{self.stream}")
 
     def write(self, entries: Iterable[tuple[str, bytes]]) -> list[int]:
@@ -127,7 +125,6 @@ class Scene:
 
     @property
     def rows(self) -> list[Row]:
-        """All rows, in the order of the micro-batches."""
         return [row for batch in self.batches.values() for row in batch]
 
     def offsets(self) -> list[dict[str, Any]]:
@@ -241,8 +238,6 @@ class CreateOther:
 
 @dataclass(frozen=True)
 class Put:
-    """Put a value."""
-
     key: str
     value: str | bytes
     headers: Mapping[str, str] | None = None
@@ -436,8 +431,6 @@ class WaitForBatch:
 
 @dataclass(frozen=True)
 class Stop:
-    """Stop the query."""
-
     def run(self, scene: Scene) -> None:
         assert scene.query is not None, "no query runs"
         _alive(scene)

@@ -77,9 +77,6 @@ def program_environment(directory: Path) -> dict[str, str]:
 
     On a few rows most of the time is start-up and compilation: Spark does not generate code, Java
     compiles with its fast compiler only, and Python workers load bytecode (see :func:`_home`).
-
-    Args:
-        directory: a new directory for Spark's configuration file.
     """
     directory.mkdir()
     settings = {

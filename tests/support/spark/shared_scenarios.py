@@ -98,7 +98,6 @@ def only_new(scene: Scene) -> Actions:
 
 
 def crash(scene: Scene) -> Actions:
-    """A micro-batch that was read and not committed is repeated with the same rows."""
     options = ALL[scene.format]
 
     def same_rows(scene: Scene) -> None:

@@ -17,7 +17,6 @@ TABLES = {
 
 @dp.temporary_view
 def events() -> DataFrame:
-    """The events of all files."""
     source = spark.readStream.schema("key STRING, seq BIGINT, op STRING, a BIGINT, b STRING")
     return source.json(spark.conf.get("events.directory"))
 

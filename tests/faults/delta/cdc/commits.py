@@ -26,7 +26,6 @@ class Crash(BaseException):
 
 
 def crash() -> None:
-    """End the merge."""
     raise Crash
 
 
@@ -34,12 +33,7 @@ class Commits:
     """The commits of a merge, at one of which something happens.
 
     Args:
-        monkeypatch: of the test.
         point: the number of the commit, times two; one more for after it.
-        happens: is called there.
-
-    Attributes:
-        happened: whether it was called.
     """
 
     def __init__(

@@ -107,12 +107,7 @@ def run_interleavings(
     most: int = 20,
     vectors: bool = True,
 ) -> int:
-    """Merge the batches of all keys; returns the number of crashes and of other writers' merges.
-
-    Args:
-        most: the greatest number of merges.
-        vectors: whether a table that is created has deletion vectors.
-    """
+    """Merge the batches of all keys; returns the number of crashes and of other writers' merges."""
     rng = random.Random(seed)
     of_key = [random_batches(rng, f"key {number:04}", kind) for number in range(keys)]
     turns = itertools.cycle(engines)
@@ -173,7 +168,6 @@ def run_interleavings(
 
 
 def entry_of(event: Event) -> Entry:
-    """Return an entry with the values of an event."""
     if event.op == "D":
         return Entry(event.key, event.seq, "DEL", None)
     return Entry(event.key, event.seq, "PUT", repr((event.a, event.b)).encode())
