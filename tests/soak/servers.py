@@ -89,10 +89,6 @@ class Servers(Cluster):
         create_stream(self.url, COPY, f"{COPY_PREFIX}>", **replicas, **window)
 
     @property
-    def urls(self) -> list[str]:
-        return [server.url for server in self.servers.values()]
-
-    @property
     def proxy_urls(self) -> list[str]:
         return [proxy.url for proxy in self.proxies.values()]
 

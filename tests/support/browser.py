@@ -11,7 +11,6 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from types import TracebackType
 from typing import Any
 
 import aiohttp
@@ -96,12 +95,7 @@ class Browser:
             await self.command(f"{domain}.enable")
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         self._session = {}
         await self.command("Browser.close")
         await self._process.wait()

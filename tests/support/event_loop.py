@@ -12,7 +12,6 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -173,12 +172,7 @@ class ThreadServer:
         self._listens.result(_DEADLINE)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         loop, over = self._listens.result()
         loop.call_soon_threadsafe(over.set)
         self._thread.join(_DEADLINE)

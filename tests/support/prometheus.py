@@ -10,7 +10,6 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pytest
@@ -80,12 +79,7 @@ class Prometheus:
         wait_until(self._is_ready, "Prometheus to be ready", 60, alive=self._verify_alive)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._process.terminate()
         self._process.wait(30)
 

@@ -4,8 +4,8 @@
 nats-server, so that creation times, sequences and times are those that the offsets have;
 ``<version>/<case>/checkpoint`` holds what Spark and this source wrote, ``<version>/cases.json`` the
 rows that must come when a query resumes from there. Directories with a suffix after the version
-hold other histories (``histories.py``), of queries on the data in ``dataset.py``. ``write.py``
-makes them; ``test_golden.py`` resumes from each of them.
+hold other histories of queries on the data in ``dataset.py``. ``write.py`` makes them;
+``test_golden.py`` resumes from each of them.
 
 **Tables.** ``tables-<version>/<name>.tar.gz`` has a table and its state table, and
 ``tables-<version>/<name>.json`` the arguments of ``merge``, the rows, an old batch that changes

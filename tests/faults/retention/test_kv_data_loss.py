@@ -28,7 +28,7 @@ ACCEPT = {"failOnDataLoss": False}
 READ = ("1 PUT a=1 initial", "2 PUT b=1 initial", "3 PUT c=1 initial")
 
 
-def puts(*keys: str) -> tuple[Put, ...]:
+def puts(*keys: str) -> tuple[Action, ...]:
     return tuple(Put(key, "1") for key in keys)
 
 

@@ -13,6 +13,16 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 _DAY = datetime.timedelta(days=1)
+_OTHER_USES = (
+    *("content_commitment", "key_encipherment", "data_encipherment"),
+    *("key_agreement", "encipher_only", "decipher_only"),
+)
+_SIGNS = x509.KeyUsage(
+    digital_signature=True,
+    key_cert_sign=True,
+    crl_sign=True,
+    **dict.fromkeys(_OTHER_USES, False),
+)
 
 
 @dataclass(frozen=True)
@@ -30,15 +40,16 @@ class Authority:
         self._directory = directory
         self._name = name
         self._key = ec.generate_private_key(ec.SECP256R1())
-        self._certificate = (
-            _builder(name, name, self._key.public_key(), days=30)
+        public = self._key.public_key()
+        certificate = (
+            _builder(name, name, public, days=30)
             .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-            .add_extension(_key_usage(signs=True), critical=True)
-            .add_extension(_identifier(self._key), critical=False)
+            .add_extension(_SIGNS, critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
             .sign(self._key, hashes.SHA256())
         )
         self.path = str(directory / f"{name}.pem")
-        Path(self.path).write_bytes(_pem(self._certificate))
+        Path(self.path).write_bytes(_pem(certificate))
 
     def issue(
         self,
@@ -102,24 +113,6 @@ def _general(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         return x509.DNSName(host)
-
-
-def _key_usage(*, signs: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=True,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=signs,
-        crl_sign=signs,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
-def _identifier(key: ec.EllipticCurvePrivateKey) -> x509.SubjectKeyIdentifier:
-    return x509.SubjectKeyIdentifier.from_public_key(key.public_key())
 
 
 def _pem(certificate: x509.Certificate) -> bytes:

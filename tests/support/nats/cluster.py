@@ -93,7 +93,6 @@ class Cluster:
     def __init__(
         self,
         size: int = 3,
-        binary: str | None = None,
         *,
         lines: bool = False,
         stores: Mapping[str, Path] | None = None,
@@ -101,7 +100,6 @@ class Cluster:
     ) -> None:
         self._stack = contextlib.ExitStack()
         self._size = size
-        self._binary = binary
         self._stores = dict(stores or {})
         self._extra_config = dict(extra_config or {})
         self.configs: dict[str, Path] = {}
@@ -167,7 +165,7 @@ class Cluster:
         self._start(name, port=port, args=args, store=self._stores.get(name), config=config)
 
     def _start(self, name: str, **settings: Any) -> None:
-        server = NatsServer(binary=self._binary, **settings)
+        server = NatsServer(**settings)
         self._stack.callback(server.stop)
         # In good order a server first hands its leaderships over: nobody needs that here.
         self._stack.callback(server.kill)

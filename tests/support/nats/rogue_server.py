@@ -50,14 +50,12 @@ class Rogue(ThreadServer):
         port: int = 0,
         after_pong: bytes = b"",
         endless: bytes = b"",
-        hang_up: bool = False,
     ) -> None:
         super().__init__(host, port)
         self.greets = greets
         self.script = script
         self.after_pong = after_pong
         self.endless = endless
-        self.hang_up = hang_up
         self.received: list[bytearray] = []
         self.sent = 0
 
@@ -95,8 +93,6 @@ class Rogue(ThreadServer):
                     await self._send(writer, self.after_pong)
                     while self.endless:
                         await self._send(writer, self.endless)
-                    if self.hang_up:
-                        return
 
     async def _send(self, writer: asyncio.StreamWriter, data: bytes) -> None:
         writer.write(data)

@@ -103,7 +103,6 @@ class HubAndLeaf:
 
 @contextlib.contextmanager
 def hub_and_leaf(
-    binary: str | None = None,
     *,
     options: str = "",
     hub_options: str = "",
@@ -125,7 +124,7 @@ def hub_and_leaf(
                 f"server_name: {name}\njetstream {{ domain: {name} }}\n"
                 f"leafnodes {{ {leafnodes}, compression: off }}\n{options}\n{more}\n"
             )
-            return stack.enter_context(NatsServer(config=config, binary=binary))
+            return stack.enter_context(NatsServer(config=config))
 
         hub = server("hub", f"listen: '127.0.0.1:{port}'", hub_options)
         leaf = server(
@@ -194,7 +193,6 @@ class Adr19Server:
 
 @contextlib.contextmanager
 def adr19_server(
-    binary: str | None = None,
     *,
     streamed: bool = False,
     flow_control: bool = False,
@@ -224,7 +222,7 @@ def adr19_server(
     with tempfile.TemporaryDirectory() as directory:
         config = Path(directory) / "accounts.conf"
         config.write_text(f"jetstream: enabled\n{text}\n{options}\n")
-        with NatsServer(config=config, binary=binary) as server:
+        with NatsServer(config=config) as server:
             yield Adr19Server(server)
 
 

@@ -28,6 +28,8 @@ the stream has the name that the bucket would have, and its subjects are ``<name
 ``ExpectMessages`` uses this form for both formats, and ``ALL`` and ``NEW`` hold the options of each
 format for the two start positions. Scenarios that use these run with both formats
 (``shared_scenarios.py``).
+
+An action is mostly a function of the scene, see :func:`action`.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Concatenate, ParamSpec, Protocol
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -49,6 +51,8 @@ from tests.support.nats.store_files import keep_store
 from tests.support.nats.streams import create_stream
 from tests.support.spark.streaming_query import begin
 from tests.support.wait import wait_until
+
+P = ParamSpec("P")
 
 DEADLINE = 600.0
 """Deadline of a condition in seconds; only a failing test reaches it."""
@@ -160,13 +164,34 @@ class Action(Protocol):
 
 
 @dataclass(frozen=True)
-class Do:
-    """Call a function of the test with the scene."""
+class Step:
+    """The action that calls a function with the scene and these arguments."""
 
-    action: Callable[[Scene], None]
+    function: Callable[..., None]
+    arguments: tuple[Any, ...]
+    named: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        named = (f"{name}={value!r}" for name, value in self.named.items())
+        return f"{self.function.__name__}({', '.join([*map(repr, self.arguments), *named])})"
 
     def run(self, scene: Scene) -> None:
-        self.action(scene)
+        self.function(scene, *self.arguments, **self.named)
+
+
+def action(function: Callable[Concatenate[Scene, P], None]) -> Callable[P, Step]:
+    """Let a function of a scene and arguments return, for the arguments, its action."""
+
+    def make(*arguments: P.args, **named: P.kwargs) -> Step:
+        return Step(function, arguments, named)
+
+    return make
+
+
+@action
+def Do(scene: Scene, function: Callable[[Scene], None]) -> None:
+    """Call a function of the test with the scene."""
+    function(scene)
 
 
 def play(scene: Scene, *actions: Action) -> None:
@@ -210,143 +235,96 @@ def shown(row: Row) -> str:
 # -- writes ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Create:
+@action
+def Create(scene: Scene, history: int = 1, config: Mapping[str, Any] | None = None) -> None:
     """Create the bucket, or a stream, which ignores ``history``."""
-
-    history: int = 1
-    config: Mapping[str, Any] = field(default_factory=dict)
-
-    def run(self, scene: Scene) -> None:
-        if scene.format == KV:
-            buckets.create_bucket(scene.url, scene.bucket, self.history, **self.config)
-            return
-        create_stream(scene.url, scene.stream, f"{scene.prefix}>", **self.config)
+    if scene.format == KV:
+        buckets.create_bucket(scene.url, scene.bucket, history, **(config or {}))
+        return
+    create_stream(scene.url, scene.stream, f"{scene.prefix}>", **(config or {}))
 
 
-@dataclass(frozen=True)
-class CreateOther:
+@action
+def CreateOther(scene: Scene) -> None:
     """Create a second, empty bucket or stream, which the query reads too from now on."""
-
-    def run(self, scene: Scene) -> None:
-        scene.other = f"{scene.bucket}-other"
-        if scene.format == KV:
-            buckets.create_bucket(scene.url, scene.other)
-            return
-        create_stream(scene.url, scene.other)
+    scene.other = f"{scene.bucket}-other"
+    if scene.format == KV:
+        buckets.create_bucket(scene.url, scene.other)
+        return
+    create_stream(scene.url, scene.other)
 
 
-@dataclass(frozen=True)
-class Put:
-    key: str
-    value: str | bytes
-    headers: Mapping[str, str] | None = None
-
-    def run(self, scene: Scene) -> None:
-        value = self.value.encode() if isinstance(self.value, str) else self.value
-        headers = dict(self.headers) if self.headers else None
-        buckets.publish(scene.url, [(scene.prefix + self.key, value, headers)])
+@action
+def Put(scene: Scene, key: str, value: str | bytes, headers: dict[str, str] | None = None) -> None:
+    value = value.encode() if isinstance(value, str) else value
+    buckets.publish(scene.url, [(scene.prefix + key, value, headers)])
 
 
-@dataclass(frozen=True)
-class PutMany:
+@action
+def PutMany(scene: Scene, count: int, keys: int, prefix: str = "k") -> None:
     """Put ``count`` values ``0, 1, 2, …``, to ``keys`` keys ``<prefix>0, <prefix>1, …`` in turn."""
-
-    count: int
-    keys: int
-    prefix: str = "k"
-
-    def run(self, scene: Scene) -> None:
-        scene.write((f"{self.prefix}{i % self.keys}", b"%d" % i) for i in range(self.count))
+    scene.write((f"{prefix}{i % keys}", b"%d" % i) for i in range(count))
 
 
-@dataclass(frozen=True)
-class Delete:
+@action
+def Delete(scene: Scene, key: str) -> None:
     """Write a DEL marker (buckets only)."""
-
-    key: str
-
-    def run(self, scene: Scene) -> None:
-        buckets.delete(scene.url, scene.bucket, self.key)
+    buckets.delete(scene.url, scene.bucket, key)
 
 
-@dataclass(frozen=True)
-class Purge:
+@action
+def Purge(scene: Scene, key: str) -> None:
     """Write a PURGE marker (buckets only)."""
-
-    key: str
-
-    def run(self, scene: Scene) -> None:
-        buckets.purge(scene.url, scene.bucket, self.key)
+    buckets.purge(scene.url, scene.bucket, key)
 
 
-@dataclass(frozen=True)
-class Erase:
+@action
+def Erase(scene: Scene, sequences: tuple[int, ...]) -> None:
     """Delete messages by their sequences, which leaves gaps."""
-
-    sequences: tuple[int, ...]
-
-    def run(self, scene: Scene) -> None:
-        for seq in self.sequences:
-            buckets.api(scene.url, f"STREAM.MSG.DELETE.{scene.stream}", {"seq": seq})
+    for seq in sequences:
+        buckets.api(scene.url, f"STREAM.MSG.DELETE.{scene.stream}", {"seq": seq})
 
 
-@dataclass(frozen=True)
-class Drop:
+@action
+def Drop(scene: Scene, seq: int) -> None:
     """Purge all messages before ``seq`` from the stream, as limits do."""
-
-    seq: int
-
-    def run(self, scene: Scene) -> None:
-        buckets.api(scene.url, f"STREAM.PURGE.{scene.stream}", {"seq": self.seq})
+    buckets.api(scene.url, f"STREAM.PURGE.{scene.stream}", {"seq": seq})
 
 
 # -- the server and its store ----------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Recreate:
+@action
+def Recreate(scene: Scene, history: int = 1) -> None:
     """Delete the bucket and create it again, empty, which creates another stream."""
-
-    history: int = 1
-
-    def run(self, scene: Scene) -> None:
-        before = scene.info()["created"]
-        buckets.api(scene.url, f"STREAM.DELETE.{scene.stream}")
-        Create(self.history).run(scene)
-        assert scene.info()["created"] != before
+    before = scene.info()["created"]
+    buckets.api(scene.url, f"STREAM.DELETE.{scene.stream}")
+    Create(history).run(scene)
+    assert scene.info()["created"] != before
 
 
-@dataclass(frozen=True)
-class Backup:
+@action
+def Backup(scene: Scene) -> None:
     """Copy the server's store while the server is stopped."""
-
-    def run(self, scene: Scene) -> None:
-        scene.restore = keep_store(scene.server, scene.directory)
+    scene.restore = keep_store(scene.server, scene.directory)
 
 
-@dataclass(frozen=True)
-class Restore:
+@action
+def Restore(scene: Scene) -> None:
     """Restore the copy of ``Backup``, which rolls the stream back to an earlier sequence."""
-
-    def run(self, scene: Scene) -> None:
-        assert scene.restore is not None
-        before = scene.info()
-        scene.restore()
-        after = scene.info()
-        assert after["created"] == before["created"]
-        assert after["state"]["last_seq"] < before["state"]["last_seq"]
+    assert scene.restore is not None
+    before = scene.info()
+    scene.restore()
+    after = scene.info()
+    assert after["created"] == before["created"]
+    assert after["state"]["last_seq"] < before["state"]["last_seq"]
 
 
-@dataclass(frozen=True)
-class ExpectState:
+@action
+def ExpectState(scene: Scene, state: Mapping[str, int]) -> None:
     """Compare items of the stream's ``state``, as the server reports them."""
-
-    state: Mapping[str, int]
-
-    def run(self, scene: Scene) -> None:
-        state = scene.info()["state"]
-        assert {name: state[name] for name in self.state} == self.state
+    found = scene.info()["state"]
+    assert {name: found[name] for name in state} == state
 
 
 # -- the query -------------------------------------------------------------------------------------
@@ -397,53 +375,38 @@ def read(scene: Scene, options: Mapping[str, Any]) -> DataFrame:
     return scene.spark.readStream.format(scene.format).options(**given).load()
 
 
-@dataclass(frozen=True)
-class Wait:
+@action
+def Wait(scene: Scene, rows: int) -> None:
     """Wait until the query has delivered ``rows`` rows since the start of the scene."""
-
-    rows: int
-
-    def run(self, scene: Scene) -> None:
-        wait_until(
-            lambda: len(scene.rows) >= self.rows,
-            f"{self.rows} rows",
-            alive=lambda: _alive(scene),
-            seen=lambda: [shown(row) for row in scene.rows],
-            deadline=600,
-        )
+    wait_until(
+        lambda: len(scene.rows) >= rows,
+        f"{rows} rows",
+        alive=lambda: _alive(scene),
+        seen=lambda: [shown(row) for row in scene.rows],
+        deadline=DEADLINE,
+    )
 
 
-@dataclass(frozen=True)
-class WaitForBatch:
+@action
+def WaitForBatch(scene: Scene, batch_id: int) -> None:
     """Wait until micro-batch ``batch_id`` is committed in the checkpoint, empty or not."""
-
-    batch_id: int
-
-    def run(self, scene: Scene) -> None:
-        committed = scene.checkpoint / "commits" / str(self.batch_id)
-        wait_until(
-            committed.exists,
-            f"micro-batch {self.batch_id}",
-            alive=lambda: _alive(scene),
-            deadline=600,
-        )
+    committed = scene.checkpoint / "commits" / str(batch_id)
+    what = f"micro-batch {batch_id}"
+    wait_until(committed.exists, what, alive=lambda: _alive(scene), deadline=DEADLINE)
 
 
-@dataclass(frozen=True)
-class Stop:
-    def run(self, scene: Scene) -> None:
-        assert scene.query is not None, "no query runs"
-        _alive(scene)
-        scene.close()
+@action
+def Stop(scene: Scene) -> None:
+    assert scene.query is not None, "no query runs"
+    _alive(scene)
+    scene.close()
 
 
-@dataclass(frozen=True)
-class Restart:
+@action
+def Restart(scene: Scene) -> None:
     """Stop the query and start it again with the same options."""
-
-    def run(self, scene: Scene) -> None:
-        Stop().run(scene)
-        Start(scene.options).run(scene)
+    Stop().run(scene)
+    Start(scene.options).run(scene)
 
 
 @dataclass(frozen=True)
@@ -460,45 +423,44 @@ class Run:
         scene.close()
 
 
-@dataclass(frozen=True)
-class ExpectError:
+@action
+def ExpectError(
+    scene: Scene,
+    name: str,
+    fragments: tuple[str, ...] = (),
+    action: Action | None = None,
+    rows: int | None = None,
+    absent: tuple[str, ...] = (),
+) -> None:
     """Expect that the query, or ``action`` if it is given, fails.
 
-    Attributes:
+    Args:
         name: name of the error's class.
         fragments: strings that the text of the error must contain.
-        action: the action that must fail.
         rows: number of all rows afterwards; default: as many as before.
         absent: strings that the text must not contain, such as secrets.
     """
+    before = len(scene.rows)
+    text = _error_of(scene, action)
+    assert re.search(rf"\b{name}: ", text), text
+    for fragment in fragments:
+        assert fragment in text, text
+    for secret in absent:
+        assert secret not in text, "the text of the error contains a secret"
+    assert len(scene.rows) == (before if rows is None else rows), "partial output"
 
-    name: str
-    fragments: tuple[str, ...] = ()
-    action: Action | None = None
-    rows: int | None = None
-    absent: tuple[str, ...] = ()
 
-    def run(self, scene: Scene) -> None:
-        before = len(scene.rows)
-        text = self._text(scene)
-        assert re.search(rf"\b{self.name}: ", text), text
-        for fragment in self.fragments:
-            assert fragment in text, text
-        for secret in self.absent:
-            assert secret not in text, "the text of the error contains a secret"
-        assert len(scene.rows) == (before if self.rows is None else self.rows), "partial output"
-
-    def _text(self, scene: Scene) -> str:
-        try:
-            if self.action is not None:
-                self.action.run(scene)
-            elif scene.query is not None:
-                assert scene.query.awaitTermination(int(DEADLINE)), "the query did not fail"
-        except PySparkException as error:
-            return str(error)
-        finally:
-            scene.close()
-        raise AssertionError(f"no {self.name}")
+def _error_of(scene: Scene, action: Action | None) -> str:
+    try:
+        if action is not None:
+            action.run(scene)
+        elif scene.query is not None:
+            assert scene.query.awaitTermination(int(DEADLINE)), "the query did not fail"
+    except PySparkException as error:
+        return str(error)
+    finally:
+        scene.close()
+    raise AssertionError("no error")
 
 
 def _alive(scene: Scene) -> None:
@@ -512,60 +474,41 @@ def _alive(scene: Scene) -> None:
 # -- expectations ----------------------------------------------------------------------------------
 
 
-class ExpectRows:
+@action
+def ExpectRows(scene: Scene, *rows: str) -> None:
     """Compare all rows that the query has delivered since the start of the scene."""
-
-    def __init__(self, *rows: str) -> None:
-        self.expected = list(rows)
-
-    def __repr__(self) -> str:
-        return f"ExpectRows({len(self.expected)})"
-
-    def run(self, scene: Scene) -> None:
-        assert [shown(row) for row in scene.rows] == self.expected
+    assert [shown(row) for row in scene.rows] == list(rows)
 
 
-class ExpectMessages(ExpectRows):
+@action
+def ExpectMessages(scene: Scene, *rows: str) -> None:
     """Compare all rows as ``<sequence> <key>=<value>`` in both formats; without markers."""
-
-    def run(self, scene: Scene) -> None:
-        assert [
-            re.sub(" PUT | initial$", _plain, shown(row)) for row in scene.rows
-        ] == self.expected
+    plain = [re.sub(" PUT | initial$", _plain, shown(row)) for row in scene.rows]
+    assert plain == list(rows)
 
 
 def _plain(matched: re.Match[str]) -> str:
     return " " if matched[0].endswith(" ") else ""
 
 
-@dataclass(frozen=True)
-class ExpectInitialThrough:
+@action
+def ExpectInitialThrough(scene: Scene, sequence: int) -> None:
     """Compare End-Of-Initial-Data in all offsets of the checkpoint and in the rows."""
-
-    sequence: int
-
-    def run(self, scene: Scene) -> None:
-        offsets = scene.offsets()
-        assert offsets, "no offset is logged"
-        assert {offset["initial_through"] for offset in offsets} == {self.sequence}
-        if scene.format == KV:
-            assert all(row.initial == (row.revision <= self.sequence) for row in scene.rows)
+    offsets = scene.offsets()
+    assert offsets, "no offset is logged"
+    assert {offset["initial_through"] for offset in offsets} == {sequence}
+    if scene.format == KV:
+        assert all(row.initial == (row.revision <= sequence) for row in scene.rows)
 
 
-@dataclass(frozen=True)
-class ExpectBatches:
+@action
+def ExpectBatches(scene: Scene, sizes: tuple[int, ...]) -> None:
     """Compare the number of rows of each micro-batch that has rows."""
-
-    sizes: tuple[int, ...]
-
-    def run(self, scene: Scene) -> None:
-        assert tuple(len(rows) for rows in scene.batches.values() if rows) == self.sizes
+    assert tuple(len(rows) for rows in scene.batches.values() if rows) == sizes
 
 
-@dataclass(frozen=True)
-class ExpectNoConsumers:
+@action
+def ExpectNoConsumers(scene: Scene) -> None:
     """Expect no consumer on the server: a reader deletes its consumer after its range."""
-
-    def run(self, scene: Scene) -> None:
-        names = buckets.api(scene.url, f"CONSUMER.NAMES.{scene.stream}").get("consumers")
-        assert not names
+    names = buckets.api(scene.url, f"CONSUMER.NAMES.{scene.stream}").get("consumers")
+    assert not names

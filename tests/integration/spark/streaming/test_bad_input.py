@@ -26,6 +26,7 @@ from tests.support.nats.buckets import create_bucket, publish, put
 from tests.support.nats.streams import create_stream
 from tests.support.query_driver.driver import OffsetJson, new_query, sequences
 from tests.support.spark.scenario import (
+    Action,
     Create,
     Do,
     ExpectError,
@@ -81,7 +82,7 @@ def test_names_of_options_are_case_insensitive(scene: Scene) -> None:
 # -- the server and what is on it ---------------------------------------------------------------
 
 
-def fails(error: str, *fragments: str, options: dict[str, Any] | None = None) -> ExpectError:
+def fails(error: str, *fragments: str, options: dict[str, Any] | None = None) -> Action:
     """A run with these options fails."""
     return ExpectError(error, fragments, Run(options or {}), absent=(SECRET,))
 
