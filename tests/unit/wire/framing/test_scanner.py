@@ -41,12 +41,6 @@ def run(code: str, *, path: Path = ROOT, **variables: str) -> str:
 # -- the selection ---------------------------------------------------------------------------------
 
 
-def test_definition_is_always_available() -> None:
-    assert scanner.available()[-1] == "python"
-    with using("python"):
-        assert scanner.selected() == "python"
-
-
 @needs_compiled
 def test_compiled_scanner_is_default() -> None:
     assert run(REPORT) == "('compiled', 'python') compiled compiled"
