@@ -12,7 +12,7 @@ of concurrent requests, and the conversion to deliveries.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,8 +44,10 @@ from nats_stream_source.jetstream.json_fields import (
     timestamp,
 )
 from nats_stream_source.jetstream.stream_info import StreamInfo
+from nats_stream_source.jetstream.subjects import is_literal
 from nats_stream_source.jetstream.times import nanoseconds
-from nats_stream_source.wire.encode import Delivery, add_size_header
+from nats_stream_source.wire.consumer.deliveries import Deliveries
+from nats_stream_source.wire.encode import Delivery, add_size_header, encode_deliveries
 
 _BY_CODE: dict[int, type[ApiError]] = {
     error.err_code: error
@@ -304,9 +306,48 @@ def max_concurrent_requests(jetstream: JetStream) -> int:
     )
 
 
-def as_delivered(message: StoredMessage, *, headers_only: bool) -> Delivery:
-    """A stored message in the form of a delivery of a consumer."""
-    headers, payload = message.headers, message.data
-    if headers_only:
-        headers, payload = add_size_header(headers, len(payload)), b""
-    return Delivery(message.subject, message.seq, nanoseconds(message.time), headers, payload)
+async def missing_messages(
+    jetstream: JetStream,
+    stream: str,
+    filters: Sequence[str],
+    seen: Container[str],
+    *,
+    after: int | None = None,
+    headers_only: bool = False,
+) -> Deliveries:
+    """The leader's messages of the subjects that a read of their last messages did not receive.
+
+    A subject that is superseded before its delivery is delivered after the end of the read. One
+    with wildcard tokens cannot be requested.
+
+    Args:
+        seen: the subjects that were received.
+        after: return the first message after this sequence; by default the last one.
+    """
+    subjects = await list_subjects(jetstream, stream, filters)
+    missing = sorted(name for name in subjects if is_literal(name) and name not in seen)
+
+    async def request(subject: str) -> StoredMessage | None:
+        if after is None:
+            return await jetstream.message(stream, last_by_subj=subject)
+        return await jetstream.message(stream, seq=after + 1, next_by_subj=subject)
+
+    found = await gather_limited(request, missing)
+    # None: removed since the subjects were listed.
+    messages = [message for message in found if message is not None]
+    return as_deliveries(stream, messages, headers_only=headers_only)
+
+
+def as_deliveries(
+    stream: str, messages: Iterable[StoredMessage], *, headers_only: bool = False
+) -> Deliveries:
+    """Stored messages, by sequence, as a consumer would deliver them."""
+
+    def delivery(message: StoredMessage) -> Delivery:
+        headers, payload = message.headers, message.data
+        if headers_only:
+            headers, payload = add_size_header(headers, len(payload)), b""
+        return Delivery(message.subject, message.seq, nanoseconds(message.time), headers, payload)
+
+    in_order = sorted(messages, key=lambda message: message.seq)
+    return encode_deliveries(stream, [delivery(message) for message in in_order])

@@ -23,7 +23,7 @@ with a point in time of its own. No object is created for a message of a Direct 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from itertools import islice
 from typing import Any
 
@@ -34,7 +34,7 @@ import pyarrow.compute as pc
 from nats_stream_source.aio.tasks import gather_limited
 from nats_stream_source.connection.connection import Connection
 from nats_stream_source.errors import TooManySubjectsError
-from nats_stream_source.jetstream.api import JetStream, StoredMessage, as_delivered
+from nats_stream_source.jetstream.api import JetStream, as_deliveries
 from nats_stream_source.jetstream.direct_get.pages import MAX_BYTES, PageLimits, PageReader
 from nats_stream_source.jetstream.direct_get.request import (
     MAX_SUBJECTS,
@@ -49,7 +49,6 @@ from nats_stream_source.wire.columns import entry_operations, payloads
 from nats_stream_source.wire.columns import subjects as subjects_of
 from nats_stream_source.wire.consumer.deliveries import Deliveries
 from nats_stream_source.wire.direct_get.replies import EOB, NOT_FOUND
-from nats_stream_source.wire.encode import encode_deliveries
 
 _MAX_MESSAGE_GETS = 64  # concurrent, for many subjects
 _MAX_PARTS = 4  # concurrent multi-subject requests
@@ -205,7 +204,7 @@ class LastMessagesReader(PageReader):
                     last[message.subject] = message
             if len(last) > MAX_SUBJECTS:
                 raise too_many_subjects_error(self._stream, self._subjects)
-        return self._page(last.values())
+        return self._unseen(as_deliveries(self._stream, last.values()))
 
     async def _last_of_leader(self) -> Deliveries:
         names = set(self._literals)
@@ -215,12 +214,7 @@ class LastMessagesReader(PageReader):
                 raise too_many_subjects_error(self._stream, self._subjects)
         unseen = sorted(names - self._seen)
         found = await self._jetstream.last_messages(self._stream, unseen, _MAX_MESSAGE_GETS)
-        return self._page(found)
-
-    def _page(self, found: Iterable[StoredMessage]) -> Deliveries:
-        in_order = sorted(found, key=lambda message: message.seq)
-        delivered = [as_delivered(message, headers_only=False) for message in in_order]
-        return self._unseen(encode_deliveries(self._stream, delivered))
+        return self._unseen(as_deliveries(self._stream, found))
 
 
 async def last_columns(jetstream: JetStream, info: StreamInfo, subjects: pa.Array) -> pa.Table:

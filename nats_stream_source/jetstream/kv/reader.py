@@ -45,8 +45,7 @@ from nats_stream_source.jetstream.kv.entry import (
 )
 from nats_stream_source.jetstream.kv.last_revision import last_matching_seq
 from nats_stream_source.jetstream.kv.other_messages import with_origin
-from nats_stream_source.jetstream.kv.watch import Watch
-from nats_stream_source.jetstream.kv.watch_options import WatchOptions
+from nats_stream_source.jetstream.kv.watch import Watch, WatchOptions
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.jetstream.reusable_connection import SharedConnection

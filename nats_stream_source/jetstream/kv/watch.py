@@ -19,45 +19,96 @@ not reached ``initial_end`` has not delivered all initial values, even if its pe
 after ``initial_end``, and a reader that copies the bucket up to the signal would miss it. So after
 ``initial_end`` the watch requests the last message that matches from the leader again. If the watch
 has delivered that message, no key is missing. Otherwise it continues to that message and repeats
-the request, as long as each such catch-up range is shorter than the one before. Under continuous
-writes this might never end. Then the leader lists the keys, and the next revision of each key that
-was not sent yet is fetched and sent early. (It is skipped when it is delivered later.) Why not wait
-for "nothing pending": the server decrements the count for a replaced revision before it increments
-it for the new one, so under writes it reports 0 too early.
+the request, a few times. Under continuous writes this might never end. Then the leader lists the
+keys, and the next revision of each key that was not sent yet is fetched and sent early. (It is
+skipped when it is delivered later.) Why not wait for "nothing pending": the server decrements the
+count for a replaced revision before it increments it for the new one, so under writes it reports 0
+too early.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nats_stream_source.aio.tasks import gather_limited
-from nats_stream_source.jetstream.api import StoredMessage, as_delivered, list_subjects
-from nats_stream_source.jetstream.kv.bucket import Bucket, stream_info_with_revision
+from nats_stream_source.errors import ConfigurationError
+from nats_stream_source.jetstream.api import missing_messages
+from nats_stream_source.jetstream.kv.arguments import validate_optional_revision, validate_revision
+from nats_stream_source.jetstream.kv.bucket import ALL_KEYS, Bucket, stream_info_with_revision
 from nats_stream_source.jetstream.kv.codec import SkippedEntries
 from nats_stream_source.jetstream.kv.entry import Entry, decoded_entry, entries_from_frames
 from nats_stream_source.jetstream.kv.last_revision import last_matching_seq
-from nats_stream_source.jetstream.kv.watch_options import WatchOptions
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import ENDLESS, RangeRequest, report_left_out
 from nats_stream_source.jetstream.retry import retry_transient
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
 from nats_stream_source.jetstream.stream_identity import KnownStream
-from nats_stream_source.jetstream.subjects import RESERVED, is_literal
+from nats_stream_source.jetstream.subjects import RESERVED, validate_filters
 from nats_stream_source.wire.columns import entry_operations, subjects, within
 from nats_stream_source.wire.consumer.deliveries import Deliveries
-from nats_stream_source.wire.encode import encode_delivery
-from nats_stream_source.wire.framing.frames import Framer
 
 T = TypeVar("T")
 
+_MIN_HEARTBEAT = 0.1  # seconds; the shortest interval that servers accept
+_CATCH_UPS = 5  # ranges that are read before the leader lists the keys
 _MAX_SEEN_ROWS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class WatchOptions:
+    """What a watch sends and where it starts.
+
+    Attributes:
+        keys: filters that do not overlap; ``>`` for all keys.
+        include_history: all revisions in the bucket, not only the last of each key.
+        ignore_deletes: omit markers.
+        meta_only: omit values.
+        updates_only: omit existing entries; the signal is sent at once.
+        resume_from_revision: start at this revision: all entries from it on.
+        min_last_revision: fail if the bucket does not reach this revision before the start
+            (ADR-53).
+        heartbeat: seconds between the server's idle heartbeats, at least 0.1. After three
+            intervals without a message or heartbeat the consumer is re-created.
+
+    Raises:
+        InvalidNameError: a filter is invalid.
+        ConfigurationError: an option is out of range, or two contradict each other.
+    """
+
+    keys: tuple[str, ...] = ALL_KEYS
+    include_history: bool = False
+    ignore_deletes: bool = False
+    meta_only: bool = False
+    updates_only: bool = False
+    resume_from_revision: int | None = None
+    min_last_revision: int | None = None
+    heartbeat: float = 0.5
+
+    def __post_init__(self) -> None:
+        validate_filters(self.keys)
+        starts = [name for name in ("include_history", "updates_only") if getattr(self, name)]
+        if self.resume_from_revision is not None:
+            starts.append("resume_from_revision")
+            validate_revision("watch", "resume_from_revision", self.resume_from_revision, first=1)
+        validate_optional_revision("watch", "min_last_revision", self.min_last_revision)
+        if len(starts) > 1:
+            raise ConfigurationError(
+                f"could not watch: {' and '.join(starts)} are both set, but a watch has one start; "
+                f"set one of them"
+            )
+        if self.heartbeat < _MIN_HEARTBEAT:
+            raise ConfigurationError(
+                f"could not watch: heartbeat is {self.heartbeat}, expected at least "
+                f"{_MIN_HEARTBEAT} seconds; increase heartbeat"
+            )
 
 
 class Watch:
@@ -95,12 +146,9 @@ class Watch:
         self._initial_end = 0
         self._position = 0  # the last sequence that was yielded; at first, the start
         self._first_requested = 0  # earlier sequences are skipped
-        self._catch_up_target: int | None = None
-        self._catch_up_length = 0
         self._seen: list[pa.Array] | None = None  # sent subjects; None once they are not needed
         self._seen_rows, self._left_out, self._skipped = 0, 0, SkippedEntries()
         self._sent_early: set[int] = set()  # sequences to skip when they are delivered
-        self._pending_read: asyncio.Future[Deliveries] | None = None
         self._batches: AsyncGenerator[Deliveries | None, None] | None = None
         self._queue: deque[Entry | None] = deque()
         self._refill_task: asyncio.Future[Deliveries | None] | None = None
@@ -235,46 +283,33 @@ class Watch:
 
     async def _generate_batches(self) -> AsyncGenerator[Deliveries | None, None]:
         await self.start()
-        reader = self._reader
-        assert reader is not None
-        if reader.request.start >= self._initial_end:
+        assert self._reader is not None
+        async with contextlib.aclosing(self._reader.batches()) as source:
+            async with contextlib.aclosing(self._initial_batches(source)) as initial:
+                async for frames in initial:
+                    if len(frames):
+                        yield frames
             self.initial_done, self._seen = True, None
             yield None
-        source = reader.batches()
-        try:
-            while True:
-                frames = await self._next_frames(source)
+            async for frames in source:
                 if len(unsent := self._select_unsent(frames)):
                     yield unsent
-                if not self.initial_done and await self._initial_values_end():
-                    missing = await self._retry(self._fetch_unsent_keys)
-                    if len(requested := self._select_requested(missing)):
-                        yield requested
-                    self.initial_done, self._seen = True, None
-                    yield None
-        finally:
-            if (pending_read := self._pending_read) is not None:
-                pending_read.cancel()
-                await asyncio.gather(pending_read, return_exceptions=True)
-            await source.aclose()
 
-    async def _next_frames(self, source: AsyncGenerator[Deliveries, None]) -> Deliveries:
-        """The next frames; empty if only the consumer's position may have advanced."""
-        if self.initial_done and self._pending_read is None:
-            return await source.__anext__()
-        if self._pending_read is None:
-            self._pending_read = asyncio.ensure_future(source.__anext__())
-        if self._catch_up_target is None or self.initial_done:
-            # The reader yields empty frames when it has reached its target by heartbeat.
-            await asyncio.wait({self._pending_read})
-        else:
-            # Pending messages may be superseded. Then only heartbeats are received, and the reader
-            # does not yield them.
-            await asyncio.wait({self._pending_read}, timeout=self.options.heartbeat)
-        if not self._pending_read.done():
-            return Deliveries.join([])
-        completed, self._pending_read = self._pending_read, None
-        return completed.result()
+    async def _initial_batches(
+        self, source: AsyncGenerator[Deliveries, None]
+    ) -> AsyncGenerator[Deliveries, None]:
+        """The frames before the signal; a batch may be empty."""
+        assert self._reader is not None
+        target = self._initial_end
+        if self._reader.request.start >= target:
+            return
+        for _ in range(1 + _CATCH_UPS):
+            while self._delivered_through() < target:
+                yield self._select_unsent(await anext(source))
+            target = await self._retry(self._last_matching_seq)
+            if target <= self._delivered_through():
+                return  # no key was superseded
+        yield self._select_requested(await self._retry(self._fetch_unsent_keys))
 
     def _select_unsent(self, frames: Deliveries) -> Deliveries:
         """The frames that the watch sends and has not sent yet."""
@@ -323,70 +358,27 @@ class Watch:
         # The cursor may be ahead: the reader yields the kept messages batch by batch.
         return cursor.seen_through if cursor.position <= self._position else self._position
 
-    async def _initial_values_end(self) -> bool:
-        """Whether the signal is due now."""
-        through = self._delivered_through()
-        return through >= self._initial_end and await self._catch_up_is_complete(through)
-
-    async def _catch_up_is_complete(self, through: int) -> bool:
-        """Whether all messages of the leader were yielded, or catching up cannot end."""
-        while self._catch_up_target is None or through >= self._catch_up_target:
-            last = await self._last_matching_seq()
-            if last <= through:
-                self._seen = None  # no key was superseded
-                return True
-            previous_target, self._catch_up_target = self._catch_up_target, last
-            if previous_target is None:
-                self._catch_up_length = last - self._initial_end
-                continue
-            if last - previous_target >= self._catch_up_length:
-                return True
-            self._catch_up_length = last - previous_target
-        return False
-
     async def _last_matching_seq(self) -> int:
         """The sequence of the leader's current last message that matches."""
-
-        async def request() -> int:
-            jetstream = await self._connection.jetstream()
-            info = await jetstream.stream_info(self.bucket.stream)
-            return await last_matching_seq(
-                jetstream,
-                info,
-                self.bucket,
-                self.options.keys,
-                headers_only=self.options.meta_only,
-            )
-
-        return await self._retry(request)
+        jetstream = await self._connection.jetstream()
+        info = await jetstream.stream_info(self.bucket.stream)
+        keys, meta_only = self.options.keys, self.options.meta_only
+        return await last_matching_seq(jetstream, info, self.bucket, keys, headers_only=meta_only)
 
     async def _retry(self, request: Callable[[], Awaitable[T]]) -> T:
         return await retry_transient(request, self._connection.settings.connect_timeout)
 
     async def _fetch_unsent_keys(self) -> Deliveries:
         """The next revision of each key of the leader that was not sent yet."""
-        if self._seen is None:
-            return Deliveries.join([])
-        through, bucket = self._delivered_through(), self.bucket
-        jetstream = await self._connection.jetstream()
-        filters = [bucket.prefix + key for key in self.options.keys]
-        names = await list_subjects(jetstream, bucket.stream, filters)
-        listed = pa.array(sorted(filter(is_literal, names)), pa.string())
-        seen = pa.chunked_array(self._seen, pa.string())
-        unseen = listed.filter(pc.invert(pc.is_in(listed, value_set=seen.combine_chunks())))
-
-        async def next_revision(name: str) -> StoredMessage | None:
-            return await jetstream.message(bucket.stream, seq=through + 1, next_by_subj=name)
-
-        # None: removed since the subjects were listed.
-        responses = await gather_limited(next_revision, unseen.to_pylist())
-        messages = sorted(
-            (message for message in responses if message is not None),
-            key=lambda message: message.seq,
+        assert self._seen is not None
+        seen = pa.chunked_array(self._seen, pa.string()).to_pylist()
+        found = await missing_messages(
+            await self._connection.jetstream(),
+            self.bucket.stream,
+            [self.bucket.prefix + key for key in self.options.keys],
+            set(seen),
+            after=self._delivered_through(),
+            headers_only=self.options.meta_only,
         )
-        self._sent_early = {message.seq for message in messages}
-        delivered = (
-            as_delivered(message, headers_only=self.options.meta_only) for message in messages
-        )
-        block = b"".join(encode_delivery(bucket.stream, message) for message in delivered)
-        return Deliveries.of(Framer().feed(block))
+        self._sent_early = set(found.stream_seq.tolist())
+        return found

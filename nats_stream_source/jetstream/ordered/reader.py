@@ -100,7 +100,6 @@ class OrderedReader:
             request.start,
             request.end,
             initial_through=request.target if request.last_per_subject else 0,
-            target=request.target,
             prefix=request.prefix,
             batch_rows=request.batch_rows,
             batch_bytes=request.batch_bytes,

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from nats_stream_source.aio.tasks import gather_limited
 from nats_stream_source.errors import NatsSourceError, PermissionDeniedError, StreamNotFoundError
-from nats_stream_source.jetstream.api import JetStream, as_delivered, max_concurrent_requests
+from nats_stream_source.jetstream.api import JetStream, as_deliveries, max_concurrent_requests
 from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.jetstream.retry import is_transient
 from nats_stream_source.jetstream.stream_identity import verify_created
@@ -24,7 +24,6 @@ from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import covers
 from nats_stream_source.logs import field_logger
 from nats_stream_source.wire.consumer.deliveries import Deliveries
-from nats_stream_source.wire.encode import encode_deliveries
 
 MAX_SEQUENCES = 32
 """Above, a consumer is cheaper than single requests (docs/internals/performance_method.md)."""
@@ -85,8 +84,8 @@ async def _read(
     if not filters and not all(one.subject.startswith(request.prefix) for one in messages):
         return None  # the verification of what is left out compares a consumer's deliveries
     matching = [
-        as_delivered(message, headers_only=request.headers_only)
+        message
         for message in messages
         if not filters or any(covers(f, message.subject) for f in filters)
     ]
-    return encode_deliveries(stream, matching), after
+    return as_deliveries(stream, matching, headers_only=request.headers_only), after

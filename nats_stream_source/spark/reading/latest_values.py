@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 
 from nats_stream_source.jetstream.api import (
     StoredMessage,
-    as_delivered,
+    as_deliveries,
     list_subjects,
     max_concurrent_requests,
 )
@@ -55,7 +55,6 @@ from nats_stream_source.spark.reading.split_reader import range_frames
 from nats_stream_source.spark.runner import Runner, cached_runner
 from nats_stream_source.wire.columns import subjects
 from nats_stream_source.wire.consumer.deliveries import Deliveries
-from nats_stream_source.wire.encode import encode_deliveries
 
 log = field_logger(__name__)
 
@@ -114,10 +113,7 @@ async def _missing_messages(
             return await (await connection.jetstream()).last_messages(stream, names)
 
         if messages := await retry_transient(last_messages, timeout):
-            delivered = [
-                as_delivered(message, headers_only=request.headers_only) for message in messages
-            ]
-            yield encode_deliveries(stream, delivered)
+            yield as_deliveries(stream, messages, headers_only=request.headers_only)
 
 
 class SubjectsSeen:

@@ -62,10 +62,10 @@ class Intake:
 
     Args:
         start, end, initial_through: as :class:`Cursor`.
-        target: the sequence at which an eager reader without a row gets an empty batch.
         prefix: messages whose subjects do not start with it are left out.
         batch_rows, batch_bytes: the maximum size of a batch.
-        eager: return rows at once, not only full batches.
+        eager: return rows at once, not only full batches; and an empty batch where only a heartbeat
+            shows that the server has processed more of the stream.
 
     Attributes:
         cursor: the progress of the range, and the reasons of the rebuilds.
@@ -81,7 +81,6 @@ class Intake:
         end: int,
         *,
         initial_through: int = 0,
-        target: int = 0,
         prefix: str = "",
         batch_rows: int = 8192,
         batch_bytes: int = 8 << 20,
@@ -93,10 +92,9 @@ class Intake:
         self.stalled = False
         self.loss = ""
         self._initial_values = initial_through > 0
-        self._target = target
         self._prefix = prefix
         self._eager = eager
-        self._announced = not eager  # that the target is reached
+        self._reported = start  # sequence up to which an eager reader has reported progress
         self._select: Select | None = None
         self._batcher = Batcher(batch_rows, batch_bytes)
         self._held = HeldRows()
@@ -148,10 +146,10 @@ class Intake:
     def _batches(self) -> Iterator[Deliveries]:
         pop = self._batcher.pop if self._eager else self._batcher.pop_full
         while (batch := pop()) is not None:
-            self._announced |= self.cursor.seen_through >= self._target
+            self._reported = self.cursor.seen_through
             yield batch
-        if not self._announced and self.cursor.seen_through >= self._target:
-            self._announced = True
+        if self._eager and self.cursor.seen_through > self._reported:
+            self._reported = self.cursor.seen_through
             yield Deliveries.join([])
 
     def _deliver(self, frames: Frames) -> None:

@@ -26,8 +26,7 @@ from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.kv.bucket import Bucket
 from nats_stream_source.jetstream.kv.last_revision import last_matching_seq, last_message_consumer
-from nats_stream_source.jetstream.kv.watch import Watch
-from nats_stream_source.jetstream.kv.watch_options import WatchOptions
+from nats_stream_source.jetstream.kv.watch import Watch, WatchOptions
 from nats_stream_source.jetstream.ordered import reader
 from nats_stream_source.jetstream.ordered.consumer import EphemeralConsumer
 from nats_stream_source.jetstream.ordered.reader import OrderedReader

@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.jetstream.kv.watch import Watch
-from nats_stream_source.jetstream.kv.watch_options import WatchOptions
+from nats_stream_source.jetstream.kv import watch as module
 from nats_stream_source.jetstream.publish.publisher import Publisher
 from nats_stream_source.wire.consumer.batches import Batcher
 from tests.integration.jetstream.kv.watches import take, watched_bucket
@@ -71,53 +70,17 @@ async def test_signal_waits_for_overtaken_keys(shared_server: NatsServer, histor
             ]
 
 
-@pytest.mark.parametrize(
-    ("lasts", "signals_at"),
-    [
-        ([10], 10),  # nothing was written meanwhile
-        ([20, 20], 20),
-        ([100, 150, 160, 160], 160),  # the stretches become shorter: until nothing is new
-        ([100, 200], 100),  # they do not: the writers are faster
-        ([100, 150, 200], 150),
-    ],
-)
-async def test_watch_catch_up_is_bounded(lasts: list[int], signals_at: int) -> None:
-    watch = Watch.__new__(Watch)
-    watch._initial_end, watch._catch_up_target, watch._catch_up_length, watch._seen = (
-        10,
-        None,
-        0,
-        [],
-    )
-    answers = iter(lasts)
-
-    async def last() -> int:
-        return next(answers)
-
-    watch._last_matching_seq = last
-    through = 10
-    while not await watch._catch_up_is_complete(through):
-        through += 1
-        assert through <= signals_at
-    assert through == signals_at
-    assert next(answers, None) is None, "every answer was needed"
-
-
 @pytest.mark.parametrize("meta_only", [False, True])
 async def test_overtaken_key_is_sent_once_before_signal(
-    shared_server: NatsServer, meta_only: bool
+    shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch, meta_only: bool
 ) -> None:
     """Where waiting does not help: the leader has it, and it is sent ahead of its turn."""
-
-    class Outrun(Watch):
-        async def _catch_up_is_complete(self, through: int) -> bool:
-            return True
+    monkeypatch.setattr(module, "_CATCH_UPS", 0)
 
     async with watched_bucket(shared_server.url, f"outrun{meta_only}") as kv:
         for i in range(100):
             await kv.put(f"k{i}", b"1")
-        options = WatchOptions(meta_only=meta_only)
-        async with Outrun(kv._connection, kv.bucket, options) as watch:
+        async with kv.watch(meta_only=meta_only) as watch:
             reader = watch.reader
             assert reader is not None
             reader._intake._batcher = Batcher(10, 1 << 20)

@@ -106,18 +106,13 @@ def test_stalled_heartbeat_after_confirmed_reply_loses_consumer() -> None:
     assert not intake.stalled
 
 
-def test_eager_intake_returns_rows_at_once_and_announces_target() -> None:
-    intake = reading(eager=True, target=7)
+def test_eager_intake_returns_rows_at_once_and_an_empty_batch_for_progress() -> None:
+    intake = reading(eager=True)
     assert shown(intake.feed(frames(delivery(1, 3)))) == [[3]]
     assert shown(intake.feed(frames(heartbeat(1, 8)))) == [[]]
-    assert shown(intake.feed(frames(heartbeat(1, 9)))) == []
+    assert shown(intake.feed(frames(heartbeat(1, 8)))) == []
+    assert shown(intake.feed(frames(heartbeat(1, 9)))) == [[]]
     assert shown(intake.feed(frames(delivery(2, 10), delivery(3, 11)))) == [[10, 11]]
-
-
-def test_row_at_target_announces_it() -> None:
-    intake = reading(eager=True, target=3)
-    assert shown(intake.feed(frames(delivery(1, 3)))) == [[3]]
-    assert shown(intake.feed([])) == []
 
 
 @pytest.mark.parametrize(
