@@ -73,7 +73,7 @@ from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.kv.bucket import Bucket, bucket_stream_info
 from nats_stream_source.jetstream.kv.codec import NO_CODEC, KvCodec
 from nats_stream_source.jetstream.kv.entry import Entry, entry_from_message
-from nats_stream_source.jetstream.kv.other_messages import with_origin
+from nats_stream_source.jetstream.kv.requests import with_origin
 from nats_stream_source.jetstream.stream_identity import Identity, KnownStream, identify
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.times import nanoseconds, rfc3339

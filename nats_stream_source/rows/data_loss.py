@@ -32,7 +32,7 @@ from dataclasses import replace
 
 from nats_stream_source.errors import ConsumerLimitError, DataLossError, PermissionDeniedError
 from nats_stream_source.jetstream.api import JetStream
-from nats_stream_source.jetstream.kv.other_messages import accepts_other_subjects, count_entries
+from nats_stream_source.jetstream.kv.requests import accepts_other_subjects, count_entries
 from nats_stream_source.jetstream.ordered.request import ENDLESS
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.stream_identity import Identity, KnownStream, identify

@@ -74,7 +74,7 @@ class KvFormat(FormatAdapter):
     async def completed(self, jetstream: JetStream, info: StreamInfo) -> StreamInfo:
         """``info`` with the origin of a mirror of a mirror."""
         # Deferred import: it loads nats-py.
-        from nats_stream_source.jetstream.kv.other_messages import with_origin
+        from nats_stream_source.jetstream.kv.requests import with_origin
 
         return await with_origin(jetstream, info)
 

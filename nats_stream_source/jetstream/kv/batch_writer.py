@@ -23,8 +23,7 @@ from nats_stream_source.aio.tasks import gather_limited
 from nats_stream_source.errors import WrongLastSequenceError
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.kv.bucket import Bucket, bucket_errors
-from nats_stream_source.jetstream.kv.conflict import last_message_after
-from nats_stream_source.jetstream.kv.entry import entry_from_message
+from nats_stream_source.jetstream.kv.entry import last_entry_after
 from nats_stream_source.jetstream.publish import MAX_IN_FLIGHT
 from nats_stream_source.jetstream.publish.batch_publisher import (
     BatchPublisher,
@@ -142,12 +141,11 @@ class KvBatchWriter:
         message_id = headers.get(MSG_ID)
         expected = int(headers.get(EXPECTED_LAST_SUBJECT_SEQUENCE) or 0)
         raw_key = rejection.subject.rpartition(f"$KV.{self._bucket.write_bucket}.")[2]
-        last = await last_message_after(self._jetstream, self._bucket, raw_key, error)
-        same = last is not None and last.headers and parse_headers(last.headers).get(MSG_ID)
-        if message_id and same == message_id:
+        entry = await last_entry_after(self._jetstream, self._bucket, raw_key, error)
+        last_headers = None if entry is None else entry.headers
+        if message_id and last_headers and last_headers.get(MSG_ID) == message_id:
             self._repeated += 1
             return None
-        entry = None if last is None else entry_from_message(last, self._bucket)
         revision = 0 if entry is None else entry.revision
         if message_id and revision == expected:
             attempts = self._pending[message_id] = self._pending.get(message_id, 0) + 1

@@ -7,6 +7,7 @@ A message is a marker only with ``KV-Operation: DEL | PURGE`` or the server's
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from typing import Literal, cast
@@ -14,10 +15,18 @@ from typing import Literal, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nats_stream_source.errors import ProtocolError
-from nats_stream_source.jetstream.api import StoredMessage
+from nats_stream_source.errors import (
+    ConfigurationError,
+    MessageNotFoundError,
+    PermissionDeniedError,
+    ProtocolError,
+    WrongLastSequenceError,
+)
+from nats_stream_source.jetstream.api import JetStream, StoredMessage
+from nats_stream_source.jetstream.direct_get.client import DirectGet
 from nats_stream_source.jetstream.kv.bucket import Bucket
 from nats_stream_source.jetstream.kv.codec import OnUndecodable, SkippedEntries
+from nats_stream_source.jetstream.subjects import stream_of
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.wire.columns import header_blocks, payloads, subjects
 from nats_stream_source.wire.consumer.deliveries import Deliveries
@@ -27,6 +36,7 @@ from nats_stream_source.wire.headers import Headers, operations, parse_headers
 Operation = Literal["PUT", "DEL", "PURGE"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_MAX_REVISION = (1 << 64) - 1  # stream sequences are unsigned 64-bit integers
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +77,34 @@ class Entry:
     def headers(self) -> Headers | None:
         """The message's headers; None without headers; ProtocolError if they are malformed."""
         return parse_headers(self.header_block) if self.header_block else None
+
+
+def validate_revision(action: str, name: str, revision: object, *, first: int = 0) -> int:
+    """Return ``revision`` if it is an integer from ``first`` to 2**64 - 1.
+
+    It becomes a header of a write or a field of a request. None would make a conditional write
+    unconditional, and the server would parse or ignore what other types turn into.
+
+    Args:
+        action: the failed operation, for the error: ``write key 'a'``.
+        name: the argument's name.
+
+    Raises:
+        ConfigurationError: it is of another type, also a bool, or out of range.
+    """
+    if type(revision) is not int or not first <= revision <= _MAX_REVISION:
+        raise ConfigurationError(
+            f"could not {action}: {name} is {revision!r}, expected an integer from {first} to "
+            f"2^64-1; change {name}",
+            settings=(name,),
+        )
+    return revision
+
+
+def validate_optional_revision(action: str, name: str, revision: object) -> None:
+    """:func:`validate_revision` if ``revision`` is not None."""
+    if revision is not None:
+        validate_revision(action, name, revision)
 
 
 def decoded_entry(entry: Entry, bucket: Bucket, skipped: SkippedEntries | None) -> Entry | None:
@@ -149,3 +187,26 @@ def entries_from_frames(frames: Deliveries, bucket: Bucket) -> list[Entry]:
         Entry(name, key, value if operation == "PUT" else b"", seq, time, delta, operation, block)
         for key, value, seq, time, delta, operation, block in zip(*columns, strict=True)
     ]
+
+
+async def last_entry_after(
+    jetstream: JetStream, bucket: Bucket, key: str, conflict: WrongLastSequenceError
+) -> Entry | None:
+    """The key's last entry, not older than the one with which a conditional write is in conflict.
+
+    The leader usually includes its sequence in the conflict, which a Direct Get must then reach
+    (ADR-53). Without it, the leader's message is new enough; a user who may not request it reads
+    the one of a replica, and a stale one costs another attempt.
+    """
+    # The stream that stores the writes, or its mirror if only that is reachable from here.
+    stream = bucket.stream if bucket.write_api_prefix else stream_of(bucket.write_bucket)
+    subject = bucket.prefix + key
+    if conflict.last_seq is None:
+        with contextlib.suppress(PermissionDeniedError):
+            found = await jetstream.message(stream, last_by_subj=subject)
+            return None if found is None else entry_from_message(found, bucket)
+    with contextlib.suppress(MessageNotFoundError):
+        direct_get = DirectGet(jetstream, stream)
+        message = await direct_get.last(subject, min_last_seq=conflict.last_seq)
+        return entry_from_message(message, bucket)
+    return None

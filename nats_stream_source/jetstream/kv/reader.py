@@ -14,20 +14,18 @@ without ``min_last_revision``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from nats_stream_source.aio.tasks import gather_limited
 from nats_stream_source.connection.control_line import encoded_name
 from nats_stream_source.errors import (
     KeyDeletedError,
     KeyNotFoundError,
     MessageNotFoundError,
 )
-from nats_stream_source.jetstream.api import JetStream, list_subjects
+from nats_stream_source.jetstream.api import JetStream, missing_messages
 from nats_stream_source.jetstream.direct_get.client import DirectGet
-from nats_stream_source.jetstream.kv.arguments import validate_optional_revision, validate_revision
 from nats_stream_source.jetstream.kv.bucket import (
     ALL_KEYS,
     Bucket,
@@ -42,9 +40,10 @@ from nats_stream_source.jetstream.kv.entry import (
     decoded_entry,
     entries_from_frames,
     entry_from_message,
+    validate_optional_revision,
+    validate_revision,
 )
-from nats_stream_source.jetstream.kv.last_revision import last_matching_seq
-from nats_stream_source.jetstream.kv.other_messages import with_origin
+from nats_stream_source.jetstream.kv.requests import last_matching_seq, with_origin
 from nats_stream_source.jetstream.kv.watch import Watch, WatchOptions
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import RangeRequest
@@ -53,7 +52,6 @@ from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import (
     RESERVED,
-    is_literal,
 )
 
 _HISTORY_ATTEMPTS = 3  # reads of a history whose revisions are superseded during the read
@@ -208,7 +206,7 @@ class ReadOnlyKeyValue:
         bucket, jetstream = self.bucket, self.jetstream
         info = await stream_info_with_revision(jetstream, self.name, min_last_revision)
         latest: dict[str, Entry] = {}
-        end = await last_matching_seq(jetstream, info, bucket, key_filters, headers_only=True)
+        end = await last_matching_seq(jetstream, info, bucket, key_filters)
         if end:
             one_revision_per_key = bucket.history == 1
             subjects = bucket.filter_subjects(key_filters) or (
@@ -220,7 +218,14 @@ class ReadOnlyKeyValue:
             latest = {entry.key: entry for entry in await self._entries(reader)}
             if reader.info.last_seq != info.last_seq:
                 # A key that was superseded before its delivery was not delivered up to ``end``.
-                latest |= await self._missing_entries(key_filters, latest)
+                missing = await missing_messages(
+                    jetstream,
+                    bucket.stream,
+                    [bucket.prefix + key_filter for key_filter in key_filters],
+                    {bucket.prefix + key for key in latest},
+                    headers_only=True,
+                )
+                latest |= {entry.key: entry for entry in entries_from_frames(missing, bucket)}
         include_reserved = any(key_filter.startswith(RESERVED) for key_filter in key_filters)
         entries = [
             entry
@@ -339,22 +344,3 @@ class ReadOnlyKeyValue:
             async for frames in reader.batches():
                 entries += entries_from_frames(frames, self.bucket)
         return entries
-
-    async def _missing_entries(
-        self, filters: tuple[str, ...], seen: Mapping[str, Entry]
-    ) -> dict[str, Entry]:
-        """The leader's last entry of each matching key that is not in ``seen``."""
-        bucket, jetstream = self.bucket, self.jetstream
-        subjects = [bucket.prefix + key_filter for key_filter in filters]
-        names = await list_subjects(jetstream, bucket.stream, subjects)
-        missing = [
-            name for name in names if is_literal(name) and name[len(bucket.prefix) :] not in seen
-        ]
-
-        async def last(name: str) -> Entry | None:
-            message = await jetstream.message(bucket.stream, last_by_subj=name)
-            return entry_from_message(message, bucket) if message else None
-
-        # None: removed since the subjects were listed.
-        entries = await gather_limited(last, missing)
-        return {entry.key: entry for entry in entries if entry is not None}

@@ -22,11 +22,6 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.json_fields import stream_config
-from nats_stream_source.jetstream.kv.arguments import (
-    validate_optional_revision,
-    validate_revision,
-    validate_value,
-)
 from nats_stream_source.jetstream.kv.bucket import (
     ALL_KEYS,
     Bucket,
@@ -35,10 +30,14 @@ from nats_stream_source.jetstream.kv.bucket import (
 )
 from nats_stream_source.jetstream.kv.codec import Codecs, kv_codec
 from nats_stream_source.jetstream.kv.config import OMITTED_WHEN_UNSET, KeyValueConfig
-from nats_stream_source.jetstream.kv.conflict import last_message_after
-from nats_stream_source.jetstream.kv.entry import Entry, entry_from_message
-from nats_stream_source.jetstream.kv.last_revision import last_matching_seq
+from nats_stream_source.jetstream.kv.entry import (
+    Entry,
+    last_entry_after,
+    validate_optional_revision,
+    validate_revision,
+)
 from nats_stream_source.jetstream.kv.reader import ReadOnlyKeyValue
+from nats_stream_source.jetstream.kv.requests import last_matching_seq
 from nats_stream_source.jetstream.publish.pub_ack import (
     EXPECTED_LAST_SUBJECT_SEQUENCE,
     MSG_ID,
@@ -188,10 +187,7 @@ class KeyValue(ReadOnlyKeyValue):
                 return await self._publish(key, value, headers, expected)
             except WrongLastSequenceError as error:
                 conflict = error
-            message = await last_message_after(
-                self.jetstream, self.bucket, raw_key, conflict, self._direct_get
-            )
-            last = entry_from_message(message, self.bucket) if message is not None else None
+            last = await last_entry_after(self.jetstream, self.bucket, raw_key, conflict)
             if last is not None and not last.is_marker:
                 raise KeyExistsError(
                     f"could not create key {key!r} in bucket {self.name!r}: it has a value at "
@@ -307,7 +303,7 @@ class KeyValue(ReadOnlyKeyValue):
         prefix = self.bucket.write_prefix(connection.settings.api_prefix)
         raw_key = validate_written_key(self.bucket.codec.raw_key(key))
         # A marker's payload is empty with each codec.
-        payload = self.bucket.codec.raw_value(validate_value(key, value))
+        payload = self.bucket.codec.raw_value(_validate_value(key, value))
         validate_optional_revision(f"write key {key!r}", "revision", revision)
         if revision is not None:
             headers = {**headers, EXPECTED_LAST_SUBJECT_SEQUENCE: str(revision)}
@@ -347,3 +343,14 @@ async def _require_server_support(jetstream: JetStream, config: KeyValueConfig) 
             f"could not configure bucket {config.bucket!r}: limit_marker_ttl is set, which "
             f"requires a server from 2.11; upgrade the server or remove limit_marker_ttl",
         )
+
+
+def _validate_value(key: str, value: object) -> bytes:
+    """Return ``value`` as bytes; ConfigurationError if it is not bytes-like."""
+    if not isinstance(value, (bytes, bytearray, memoryview)):
+        raise ConfigurationError(
+            f"could not write key {key!r}: value is of type {type(value).__name__}, expected "
+            f"bytes; encode it",
+            settings=("value",),
+        )
+    return bytes(value)

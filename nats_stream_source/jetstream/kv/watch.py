@@ -41,11 +41,16 @@ import pyarrow.compute as pc
 
 from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.jetstream.api import missing_messages
-from nats_stream_source.jetstream.kv.arguments import validate_optional_revision, validate_revision
 from nats_stream_source.jetstream.kv.bucket import ALL_KEYS, Bucket, stream_info_with_revision
 from nats_stream_source.jetstream.kv.codec import SkippedEntries
-from nats_stream_source.jetstream.kv.entry import Entry, decoded_entry, entries_from_frames
-from nats_stream_source.jetstream.kv.last_revision import last_matching_seq
+from nats_stream_source.jetstream.kv.entry import (
+    Entry,
+    decoded_entry,
+    entries_from_frames,
+    validate_optional_revision,
+    validate_revision,
+)
+from nats_stream_source.jetstream.kv.requests import last_matching_seq
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import ENDLESS, RangeRequest, report_left_out
 from nats_stream_source.jetstream.retry import retry_transient
@@ -206,9 +211,7 @@ class Watch:
         jetstream = await self._connection.jetstream()
         info = await stream_info_with_revision(jetstream, bucket.name, options.min_last_revision)
         filters = bucket.filter_subjects(options.keys)
-        initial_end = await last_matching_seq(
-            jetstream, info, bucket, options.keys, headers_only=options.meta_only
-        )
+        initial_end = await last_matching_seq(jetstream, info, bucket, options.keys)
         start, last_per_subject = 0, False
         if options.updates_only or not initial_end:
             start = initial_end = info.last_seq
@@ -362,8 +365,7 @@ class Watch:
         """The sequence of the leader's current last message that matches."""
         jetstream = await self._connection.jetstream()
         info = await jetstream.stream_info(self.bucket.stream)
-        keys, meta_only = self.options.keys, self.options.meta_only
-        return await last_matching_seq(jetstream, info, self.bucket, keys, headers_only=meta_only)
+        return await last_matching_seq(jetstream, info, self.bucket, self.options.keys)
 
     async def _retry(self, request: Callable[[], Awaitable[T]]) -> T:
         return await retry_transient(request, self._connection.settings.connect_timeout)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager
 
 from nats_stream_source.connection.control_line import encoded_name
 from nats_stream_source.errors import (
@@ -20,7 +21,7 @@ from nats_stream_source.errors import (
     ObjectNotFoundError,
     StreamNotFoundError,
 )
-from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.api import JetStream, missing_messages
 from nats_stream_source.jetstream.leader import leader_message, wait_for_last_seq
 from nats_stream_source.jetstream.object_store.info import (
     Digest,
@@ -35,10 +36,7 @@ from nats_stream_source.jetstream.ordered.request import ENDLESS, RangeRequest
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
 from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.jetstream.stream_info import StreamInfo
-from nats_stream_source.jetstream.subjects import (
-    is_literal,
-    validate_bucket,
-)
+from nats_stream_source.jetstream.subjects import validate_bucket
 from nats_stream_source.wire.consumer.deliveries import Deliveries
 
 _READ_ATTEMPTS = 5  # reads of an object that is replaced during the read
@@ -130,14 +128,8 @@ class ObjectReader:
             stream = await self._stream_info(info.sequence)
             # The range ends at a delivered message. Otherwise only a heartbeat would show the end.
             last = await self.jetstream.message(self.stream, last_by_subj=subject)
-            request = RangeRequest(
-                stream=self.stream,
-                known=KnownStream.of(stream),
-                start=0,
-                end=last.seq if last is not None else info.sequence,
-                filters=(subject,),
-            )
-            async with contextlib.aclosing(self._read_range(request)) as batches:
+            end = last.seq if last is not None else info.sequence
+            async with self._batches(stream, subject, 0, end) as batches:
                 async for frames in batches:
                     for index in range(len(frames)):
                         chunk = frames.payload(index)
@@ -173,41 +165,28 @@ class ObjectReader:
                 sent_sequences[info.name] = info.sequence
                 yield info
         yield None
-        request = RangeRequest(
-            stream=self.stream,
-            known=KnownStream.of(stream),
-            start=stream.last_seq,
-            end=ENDLESS,
-            filters=(all_meta_subject(self.bucket),),
-            eager=True,
-        )
-        async with contextlib.aclosing(self._read_range(request)) as batches:
+        async with self._batches(
+            stream, all_meta_subject(self.bucket), stream.last_seq, ENDLESS
+        ) as batches:
             async for frames in batches:
                 for info in _object_infos(frames):
                     if info.sequence > sent_sequences.get(info.name, 0):
                         yield info
 
     async def _list_objects(self, stream: StreamInfo) -> Sequence[ObjectInfo]:
-        infos: dict[str, ObjectInfo] = {}
-        request = RangeRequest(
-            stream=self.stream,
-            known=KnownStream.of(stream),
-            start=0,
-            end=stream.last_seq,
-            filters=(all_meta_subject(self.bucket),),
-        )
+        meta = all_meta_subject(self.bucket)
+        received: list[ObjectInfo] = []
         if stream.last_seq:
-            async with contextlib.aclosing(self._read_range(request)) as batches:
+            async with self._batches(stream, meta, 0, stream.last_seq) as batches:
                 async for frames in batches:
-                    infos |= {
-                        meta_subject(self.bucket, info.name): info for info in _object_infos(frames)
-                    }
+                    received += _object_infos(frames)
         if (await self.jetstream.stream_info(self.stream)).last_seq > stream.last_seq:
-            # An object that was replaced before its delivery is after the range now.
-            subjects = await self.jetstream.subjects(self.stream, all_meta_subject(self.bucket))
-            missing = sorted(filter(is_literal, subjects - infos.keys()))
-            for message in await self.jetstream.last_messages(self.stream, missing):
-                infos[message.subject] = ObjectInfo.of(message)
+            seen = {meta_subject(self.bucket, info.name) for info in received}
+            received += _object_infos(
+                await missing_messages(self.jetstream, self.stream, [meta], seen)
+            )
+        # By name: an object may have been replaced during the read.
+        infos = {info.name: info for info in received}
         return sorted(infos.values(), key=lambda info: info.sequence)
 
     async def _get_link_target(self, link: ObjectInfo) -> bytes:
@@ -233,8 +212,12 @@ class ObjectReader:
         except StreamNotFoundError as error:
             raise self._bucket_not_found(error) from None
 
-    def _read_range(self, request: RangeRequest) -> AsyncGenerator[Deliveries, None]:
-        return OrderedReader(self._connection, request).batches()
+    def _batches(
+        self, stream: StreamInfo, subject: str, start: int, end: int
+    ) -> AbstractAsyncContextManager[AsyncGenerator[Deliveries, None]]:
+        known = KnownStream.of(stream)
+        request = RangeRequest(self.stream, known, start, end, (subject,), eager=end == ENDLESS)
+        return contextlib.aclosing(OrderedReader(self._connection, request).batches())
 
     def _bucket_not_found(self, error: StreamNotFoundError) -> BucketNotFoundError:
         return BucketNotFoundError(

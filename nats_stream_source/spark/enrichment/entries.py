@@ -26,7 +26,7 @@ from nats_stream_source.jetstream.kv.bucket import (
     stream_info_with_revision,
 )
 from nats_stream_source.jetstream.kv.codec import OnUndecodable
-from nats_stream_source.jetstream.kv.other_messages import with_origin
+from nats_stream_source.jetstream.kv.requests import with_origin
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.subjects import KEY_PATTERN
 from nats_stream_source.logs import field_logger

@@ -1,6 +1,6 @@
 """Warn of messages in a bucket's stream that are not entries of the bucket.
 
-No read of the bucket returns such messages (``jetstream.kv.other_messages``), and no error reports
+No read of the bucket returns such messages (``jetstream.kv.requests``), and no error reports
 them.
 """
 

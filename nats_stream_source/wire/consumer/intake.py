@@ -64,8 +64,8 @@ class Intake:
         start, end, initial_through: as :class:`Cursor`.
         prefix: messages whose subjects do not start with it are left out.
         batch_rows, batch_bytes: the maximum size of a batch.
-        eager: return rows at once, not only full batches; and an empty batch where only a heartbeat
-            shows that the server has processed more of the stream.
+        eager: return rows at once, not only full batches. An empty batch is the first one, and
+            reports the progress that only a heartbeat shows.
 
     Attributes:
         cursor: the progress of the range, and the reasons of the rebuilds.
@@ -94,7 +94,7 @@ class Intake:
         self._initial_values = initial_through > 0
         self._prefix = prefix
         self._eager = eager
-        self._reported = start  # sequence up to which an eager reader has reported progress
+        self._reported = -1  # sequence up to which an eager reader has reported progress
         self._select: Select | None = None
         self._batcher = Batcher(batch_rows, batch_bytes)
         self._held = HeldRows()

@@ -25,7 +25,6 @@ from nats_stream_source.errors import (
 from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.kv.bucket import Bucket
-from nats_stream_source.jetstream.kv.last_revision import last_matching_seq, last_message_consumer
 from nats_stream_source.jetstream.kv.watch import Watch, WatchOptions
 from nats_stream_source.jetstream.ordered import reader
 from nats_stream_source.jetstream.ordered.consumer import EphemeralConsumer
@@ -211,36 +210,6 @@ async def test_follower_behind_fails_read(cluster: Cluster) -> None:
         lambda lag: ordered(lag.outside.url, f"KV_{lag.bucket}", catch_up_timeout=0.3),
         fails,
     )
-
-
-async def test_last_revision_without_value_is_of_leader(cluster: Cluster) -> None:
-    """The consumer that reports it counts only where it was placed on the leader."""
-
-    async def work(lag: Lagging) -> bool:
-        async with connected(lag.outside.url) as link:
-            jetstream = JetStream(await link.connection())
-            info = await jetstream.stream_info(f"KV_{lag.bucket}")
-            bucket = Bucket.from_stream_config(lag.bucket, info.config)
-            found = [
-                await last_matching_seq(jetstream, info, bucket, ("*",), headers_only=True)
-                for _ in range(20)
-            ]
-            assert found == [ALL] * 20
-            reports = []
-            for _ in range(20):
-                filters = (f"$KV.{lag.bucket}.*",)
-                async with last_message_consumer(jetstream, info.name, filters) as consumer:
-                    reports.append(consumer)
-        # Of the follower that lags; none where there was an election meanwhile.
-        return any(report.stream_seq + 1 == OLD for report in reports)
-
-    for _ in range(_MOST_ELECTIONS):
-        bucket = new_bucket(cluster)
-        with lagging(cluster, f"KV_{bucket}") as lag:
-            put_entries(lag.leader.url, bucket, range(OLD, ALL))
-            if await work(lag):
-                return
-    raise AssertionError("no consumer was placed on the follower that lags")
 
 
 async def test_follower_paused(cluster: Cluster) -> None:

@@ -12,6 +12,7 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import KeyNotFoundError
 from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.kv import requests
 from nats_stream_source.jetstream.kv.config import KeyValueConfig
 from nats_stream_source.jetstream.kv.store import KeyValue
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
@@ -71,8 +72,11 @@ async def test_keys_are_complete_though_they_are_overwritten_meanwhile(
     assert len(overwritten) == 300 * history
 
 
-async def test_reads_without_values_transfer_no_value(shared_server: NatsServer) -> None:
-    """Their end is the last revision that matches: it is found without that message's value."""
+async def test_reads_without_values_transfer_few_values(
+    shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above a limit, the end is the stream's last sequence: its request transfers no value."""
+    monkeypatch.setattr(requests, "_MAX_VALUE_BYTES", 100_000)
     names = [f"k{i}" for i in range(4)]
     values = [(f"$KV.large.{name}", bytes(200_000), None) for name in names]
     create_bucket(shared_server.url, "large", history=2)

@@ -1,7 +1,8 @@
-"""The subjects of a bucket's stream, and its messages that are not entries of the bucket.
+"""Requests to the leader of a bucket's stream: its last messages, its subjects, other messages.
 
-A source without a subject transform stores messages under the subjects of its origin; a stream can
-have further subjects, or have had them; a mirror copies all of these.
+A stream may have messages that are not entries of its bucket. A source without a subject transform
+stores messages under the subjects of its origin; a stream can have further subjects, or have had
+them; a mirror copies all of these.
 """
 
 from __future__ import annotations
@@ -18,8 +19,26 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.direct_get.count import count_messages
+from nats_stream_source.jetstream.kv.bucket import ALL_KEYS, Bucket
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import bucket_of, covers, key_subject
+
+_MAX_VALUE_BYTES = 8 << 20  # of the last values of filters
+
+
+async def last_matching_seq(
+    jetstream: JetStream, info: StreamInfo, bucket: Bucket, keys: tuple[str, ...]
+) -> int:
+    """The sequence of the leader's last message that matches; 0 if no message matches.
+
+    For all keys it is the stream's last sequence, even if the message there was removed; and also
+    where the responses, which have the values, would be large. A heartbeat then shows the end.
+    """
+    if info.first_seq > info.last_seq:
+        return 0
+    if keys == ALL_KEYS or len(keys) * info.mean_size > _MAX_VALUE_BYTES:
+        return info.last_seq
+    return await jetstream.last_seq(info.name, bucket.filter_subjects(keys))
 
 
 async def count_entries(jetstream: JetStream, info: StreamInfo, prefix: str) -> tuple[int, int]:
