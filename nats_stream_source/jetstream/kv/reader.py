@@ -54,8 +54,6 @@ from nats_stream_source.jetstream.subjects import (
     RESERVED,
 )
 
-_HISTORY_ATTEMPTS = 3  # reads of a history whose revisions are superseded during the read
-
 R = TypeVar("R", bound="ReadOnlyKeyValue")
 
 
@@ -171,16 +169,12 @@ class ReadOnlyKeyValue:
         keys = (raw_key,)
         self._validate_min_last_revision(min_last_revision)
         info = await stream_info_with_revision(self.jetstream, self.name, min_last_revision)
-        entries: list[Entry] = []
-        for _ in range(_HISTORY_ATTEMPTS):
-            with encoded_name("key", key, encoded=raw_key != key):
-                end = await last_matching_seq(self.jetstream, info, self.bucket, keys)
-            subjects = self.bucket.filter_subjects(keys)
-            entries = await self._entries(self._reader(info, end, subjects)) if end else []
-            if not end or (entries and entries[-1].revision == end):
-                break
-        else:
-            # Superseded before every read: return the remaining entries and the current last one.
+        with encoded_name("key", key, encoded=raw_key != key):
+            end = await last_matching_seq(self.jetstream, info, self.bucket, keys)
+        subjects = self.bucket.filter_subjects(keys)
+        entries = await self._entries(self._reader(info, end, subjects)) if end else []
+        if end and (not entries or entries[-1].revision != end):
+            # Superseded before the read: the remaining entries and the current last one.
             entries += await self._last_entry_after(raw_key, end)
         if not entries:
             raise self._not_found(key, "entry")

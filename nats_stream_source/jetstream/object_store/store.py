@@ -15,9 +15,10 @@ can be read here and objects written here can be read by them. Reads are in ``re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from nats.nuid import NUID
 
@@ -38,13 +39,13 @@ from nats_stream_source.errors import (
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.object_store.info import (
     CHUNK_SIZE,
+    Digest,
     ObjectInfo,
     all_meta_subject,
     chunk_subject,
     meta_subject,
 )
 from nats_stream_source.jetstream.object_store.reader import ObjectReader
-from nats_stream_source.jetstream.object_store.upload import Data, write_chunks
 from nats_stream_source.jetstream.publish.pub_ack import (
     EXPECTED_LAST_SUBJECT_SEQUENCE,
     ROLLUP,
@@ -52,9 +53,7 @@ from nats_stream_source.jetstream.publish.pub_ack import (
     no_ack_error,
 )
 from nats_stream_source.jetstream.publish.publisher import Publisher
-from nats_stream_source.jetstream.subjects import (
-    write_subject,
-)
+from nats_stream_source.jetstream.subjects import write_subject
 from nats_stream_source.logs import field_logger
 
 MAPPING = 'mappings: { "$JS.<domain>.API.$O.>": "$O.>" }'
@@ -62,8 +61,19 @@ MAPPING = 'mappings: { "$JS.<domain>.API.$O.>": "$O.>" }'
 
 log = field_logger(__name__)
 
+_MAX_UNACKED_BYTES = 8 << 20  # of chunks
 _WRITE_ATTEMPTS = 20  # writes of a meta message while concurrent writers replace it
 _RETRY_INTERVAL = 0.01  # seconds, multiplied by the number of attempts
+
+
+class Readable(Protocol):
+    """A binary file."""
+
+    def read(self, size: int, /) -> bytes:
+        """Read at most ``size`` bytes; empty at the end."""
+
+
+Data = bytes | bytearray | memoryview | Readable | AsyncIterable[bytes]
 
 
 class _CurrentMeta(NamedTuple):
@@ -160,7 +170,7 @@ class ObjectStore(ObjectReader):
         sent = False
         try:
             subject = self._write_subject(chunk_subject(self.bucket, info.nuid))
-            digest = await write_chunks(self.jetstream, subject, data, chunk_size)
+            digest = await self._write_chunks(subject, data, chunk_size)
             info = replace(info, size=digest.size, chunks=digest.chunks, digest=digest.text)
             sent = True
             ack, old = await self._replace_meta(info, old)
@@ -211,6 +221,24 @@ class ObjectStore(ObjectReader):
             if (await self._stream_info(None)).no_ack:
                 raise no_ack_error(f"object store {self.bucket!r}")
             self._acknowledges = True
+
+    async def _write_chunks(self, subject: str, data: Data, size: int) -> Digest:
+        """Publish ``data`` in chunks of ``size`` bytes, and wait for all PubAcks."""
+        publisher = self.jetstream.connection.service(Publisher)
+        digest = Digest()
+        pending: deque[asyncio.Future[PubAck]] = deque()
+        try:
+            async for chunk in _split_chunks(data, size):
+                digest.add(chunk)
+                pending.append(await publisher.send(subject, chunk))
+                if len(pending) * size >= _MAX_UNACKED_BYTES:
+                    await pending.popleft()
+            while pending:
+                await pending.popleft()
+        finally:
+            # After a failure, a chunk that is stored later would remain after the purge.
+            await asyncio.gather(*pending, return_exceptions=True)
+        return digest
 
     async def _current_meta(self, name: str) -> _CurrentMeta:
         try:
@@ -276,3 +304,26 @@ class ObjectStore(ObjectReader):
 
     def _write_subject(self, subject: str) -> str:
         return write_subject(subject, self.jetstream.connection.settings.api_prefix)
+
+
+async def _split_chunks(data: Data, size: int) -> AsyncIterator[bytes]:
+    """Split ``data`` into chunks of ``size`` bytes; the last one may be shorter."""
+    if isinstance(data, bytes | bytearray | memoryview):
+        view = memoryview(data).cast("B")
+        for start in range(0, len(view), size):
+            yield bytes(view[start : start + size])
+        return
+    remainder = bytearray()
+    async for block in data if isinstance(data, AsyncIterable) else _read_file(data, size):
+        remainder += block
+        complete = len(remainder) - len(remainder) % size
+        for start in range(0, complete, size):
+            yield bytes(remainder[start : start + size])
+        del remainder[:complete]
+    if remainder:
+        yield bytes(remainder)
+
+
+async def _read_file(file: Readable, size: int) -> AsyncIterator[bytes]:
+    while block := await asyncio.to_thread(file.read, size):
+        yield block

@@ -17,8 +17,7 @@ from nats_stream_source.errors import (
     ObjectNotFoundError,
 )
 from nats_stream_source.jetstream.object_store.info import ObjectInfo, chunk_subject, meta_subject
-from nats_stream_source.jetstream.object_store.store import ObjectStore
-from nats_stream_source.jetstream.object_store.upload import _split_chunks
+from nats_stream_source.jetstream.object_store.store import ObjectStore, _split_chunks
 from tests.integration.jetstream.object_store.stores import MEGABYTE, left, opened_store
 from tests.support.nats.buckets import publish
 from tests.support.nats.streams import stream_state
