@@ -13,7 +13,6 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -34,7 +33,6 @@ from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.direct_get.client import DirectGet
 from nats_stream_source.jetstream.direct_get.count import count_messages
 from nats_stream_source.jetstream.direct_get.last_messages import last_columns
-from nats_stream_source.jetstream.kv.config import KeyValueConfig
 from nats_stream_source.jetstream.kv.store import KeyValue
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import RangeRequest
@@ -68,9 +66,7 @@ from tests.support.nats.topology import (
     ADR19_INBOX_PREFIX,
     adr19_server,
     hub_and_leaf,
-    with_user,
 )
-from tests.support.wait import wait_until_async
 
 pytestmark = pytest.mark.servers
 
@@ -212,14 +208,6 @@ async def test_key_value(place: Place) -> None:
         delete_bucket(place.owner, "kv")
 
 
-async def test_account_info(place: Place) -> None:
-    """ADR-19, "Testing": the account that is reached, not that of the user."""
-    async with place.jetstream() as jetstream:
-        found = await jetstream.call("INFO")
-    assert found["streams"] == api(place.owner, "INFO")["streams"] >= 1
-    assert found.get("domain") == api(place.owner, "INFO").get("domain")
-
-
 async def test_prefix_is_removed_on_arrival(place: Place) -> None:
     """ADR-19, "Testing": ``nats sub '$KV.map.>'`` there, ``nats pub 'fromA.$KV.map.put'`` here.
 
@@ -241,15 +229,6 @@ async def test_prefix_is_removed_on_arrival(place: Place) -> None:
             assert bucket_state(place.owner, "bin")["last_seq"] == 1
     finally:
         delete_bucket(place.owner, "bin")
-
-
-async def test_bucket_created_has_no_prefix_in_subjects(place: Place) -> None:
-    async with place.jetstream() as jetstream:
-        bucket = await KeyValue.create_bucket(jetstream, KeyValueConfig("made"))
-        await bucket.put("k", b"v")
-        await KeyValue.open(jetstream, "made")
-        assert bucket_info(place.owner, "made")["config"]["subjects"] == ["$KV.made.>"]
-        await KeyValue.delete_bucket(jetstream, "made")
 
 
 async def test_rank_through_prefix(place: Place) -> None:
@@ -289,57 +268,11 @@ async def test_subscriptions(place: Place) -> None:
 # What leads nowhere
 
 
-async def test_account_i_has_no_jetstream_of_its_own() -> None:
-    with adr19_server() as accounts:
-        async with connect(accounts.importer) as jetstream:
-            with pytest.raises(JetStreamNotEnabledError):
-                await jetstream.stream_info("KV_map")
-
-
-async def test_import_without_prefix_competes_with_own_jetstream(tmp_path: Path) -> None:
-    """ADR-19 calls it an error; servers accept it.
-
-    Both accounts respond to a request, usually the other one first. So a request can find a bucket
-    of the other account, and the next one can miss it.
-    """
-    config = tmp_path / "accounts.conf"
-    config.write_text(
-        """
-        jetstream: enabled
-        accounts: {
-            A: { users: [ {user: a, password: a} ], jetstream: enabled
-                 exports: [ {service: "$JS.API.>"} ] }
-            I: { users: [ {user: i, password: i} ], jetstream: enabled
-                 imports: [ {service: {account: A, subject: "$JS.API.>"} } ] }
-        }
-        """
-    )
-    with NatsServer(config=config) as server:
-        create_bucket(with_user(server.url, "a"), "map")
-        async with connect(with_user(server.url, "i")) as of_i:
-
-            async def found() -> bool:
-                try:
-                    return (await of_i.stream_info("KV_map")).name == "KV_map"
-                except StreamNotFoundError:  # the response of the account's own JetStream
-                    return False
-
-            await wait_until_async(found, "the other account responded first")
-
-
 @pytest.mark.parametrize("prefix", ["fromB", "$JS.nowhere.API"])
 async def test_prefix_without_target(place: Place, prefix: str) -> None:
     async with connect(place.settings.servers, api_prefix=prefix) as jetstream:
         with pytest.raises(JetStreamNotEnabledError, match="'domain' or 'api_prefix'"):
             await jetstream.stream_info("KV_map")
-
-
-async def test_leaf_without_domain_uses_own_jetstream() -> None:
-    with hub_and_leaf() as both:
-        create_bucket(both.hub.url, "map")
-        async with connect(both.leaf.url) as jetstream:
-            with pytest.raises(StreamNotFoundError):
-                await jetstream.stream_info("KV_map")
 
 
 async def test_inbox_prefix_not_imported_is_error() -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.direct_get.count import count_messages
-from tests.support.nats.buckets import api, bucket_state, consumers, create_bucket, put_many
-from tests.support.nats.streams import stream_state
+from tests.integration.jetstream.direct_get.streams import partial_mirror
+from tests.support.nats.buckets import bucket_state, consumers, create_bucket, put_many
 
 pytestmark = pytest.mark.servers
 
@@ -56,26 +54,7 @@ async def test_partial_mirror_never_counts_for_stream(shared_server: NatsServer)
     url = shared_server.url
     create_bucket(url, "whole", history=1)
     put_many(url, "whole", ((f"{'ab'[i % 2]}.{i}", b"v") for i in range(100)))
-    mirror: dict[str, Any] = {
-        "name": "PART",
-        "mirror": {"name": "KV_whole", "filter_subject": "$KV.whole.a.>"},
-        "allow_direct": True,
-        "mirror_direct": True,
-    }
-    api(url, "STREAM.CREATE.PART", mirror)
-    for _ in range(500):
-        if stream_state(url, "PART")["messages"] == 50:
-            break
-    assert stream_state(url, "PART")["messages"] == 50
-
-    async with connect(url) as jetstream:
-        names = set()
-        for _ in range(60):
-            answer = await jetstream.connection.request(
-                "$JS.API.DIRECT.GET.KV_whole", b'{"seq": 1}'
-            )
-            names.add((answer.headers or {})["Nats-Stream"])
-        assert names == {"KV_whole", "PART"}
+    partial_mirror(url, "PART", 50, filter_subject="$KV.whole.a.>")
     assert set(await counts(url, "whole", *[(1, ())] * 40)) == {100}
     assert set(await counts(url, "whole", *[(90, ("$KV.whole.b.>",))] * 40)) == {6}
     assert bucket_state(url, "whole")["last_seq"] == 100

@@ -15,10 +15,8 @@ from nats_stream_source.jetstream.api import JetStream, StoredMessage
 from nats_stream_source.jetstream.direct_get import last_messages as module
 from nats_stream_source.jetstream.direct_get.client import DirectGet
 from nats_stream_source.jetstream.direct_get.last_messages import LAST_MESSAGES, last_columns
-from tests.support.nats.buckets import api, create_bucket, delete, purge, put_many, server_version
+from tests.support.nats.buckets import create_bucket, delete, purge, put_many, server_version
 from tests.support.nats.direct_get import direct_get
-from tests.support.nats.streams import stream_state
-from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.servers
 
@@ -98,30 +96,6 @@ async def test_missing_subjects_cost_few_requests(
         assert await read(get, (f"$KV.one.{i}" for i in range(2000))) == {}
     if server_version(url) >= (2, 11):
         assert leader_requests.total() == 2  # one for each 404
-
-
-async def test_mirrors_do_not_respond_for_stream(shared_server: NatsServer) -> None:
-    """One has a part of the keys and the last entry, one is full and has old entries."""
-    url = shared_server.url
-    create_bucket(url, "whole")
-    put_many(url, "whole", [("b.1", b"1"), ("b.2", b"1"), ("a.1", b"1")])
-    mirrored = {"allow_direct": True, "mirror_direct": True}
-    part = {"name": "KV_whole", "filter_subject": "$KV.whole.a.>"}
-    api(url, "STREAM.CREATE.PART", {"name": "PART", "mirror": part, **mirrored})
-    full = {"name": "FULL", "mirror": {"name": "KV_whole"}, "max_msgs": 3, "discard": "new"}
-    api(url, "STREAM.CREATE.FULL", {**full, **mirrored})
-    for name, count in (("PART", 1), ("FULL", 3)):
-        wait_until(
-            lambda name=name, count=count: stream_state(url, name)["messages"] == count,
-            "the mirror",
-        )
-    put_many(url, "whole", [("b.1", b"2"), ("a.1", b"2")])
-    wait_until(lambda: stream_state(url, "PART")["last_seq"] == 5, "the mirror")
-    wanted = {"$KV.whole.a.1": b"2", "$KV.whole.b.1": b"2", "$KV.whole.b.2": b"1"}
-    async with direct_get(url, "KV_whole") as get:
-        for _ in range(40):
-            found = await read(get, [*wanted, "$KV.whole.c"])
-            assert {key: row["data"] for key, row in found.items()} == wanted
 
 
 async def test_replies_behind_leader_do_not_count(

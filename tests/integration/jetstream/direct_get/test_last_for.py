@@ -64,22 +64,6 @@ async def test_pages_of_one_point_in_time(shared_server: NatsServer) -> None:
         assert found == [b"v5", b"v6", b"v7", b"v8"]
 
 
-async def test_read_resumes_at_same_point(shared_server: NatsServer) -> None:
-    """What is written during the read comes with the next one, and nothing comes twice."""
-    url, name = shared_server.url, "GOON"
-    skip_before(url, 11)
-    make(url, name, 8)
-
-    async with direct_get(url, name) as get:
-        last = get.last_for([f"{name}.>"], batch=1)
-        assert last.up_to_seq is None
-        async for _ in last:
-            assert last.up_to_seq == 8
-            await get.jetstream.connection.client.request(f"{name}.new", b"")
-        assert last.up_to_seq == 8
-        assert await seqs(get.batch(seq=9)) == [9, 10, 11, 12]
-
-
 @pytest.mark.parametrize("allow_direct", [True, False], ids=["direct", "leader"])
 async def test_point_in_time_is_reported(shared_server: NatsServer, allow_direct: bool) -> None:
     url, name = shared_server.url, f"AT{allow_direct}"

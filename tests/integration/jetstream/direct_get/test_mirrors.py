@@ -6,15 +6,14 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream.direct_get.request import send_request
+from tests.integration.jetstream.direct_get.streams import partial_mirror
 from tests.support.nats.buckets import (
-    api,
     consumers,
     create_bucket,
     publish,
     server_version,
 )
 from tests.support.nats.direct_get import direct_get, seqs
-from tests.support.nats.streams import stream_state
 
 pytestmark = pytest.mark.servers
 
@@ -23,24 +22,8 @@ async def test_partial_mirror_never_responds_for_stream(shared_server: NatsServe
     url = shared_server.url
     create_bucket(url, "whole", history=5)
     publish(url, [(f"$KV.whole.{'ab'[n % 2]}.{n % 10}", b"v%d" % n, None) for n in range(100)])
-    part = {
-        "name": "PART",
-        "mirror": {"name": "KV_whole", "filter_subject": "$KV.whole.a.>"},
-        "allow_direct": True,
-        "mirror_direct": True,
-    }
-    late = {
-        "name": "LATE",
-        "mirror": {"name": "KV_whole", "opt_start_seq": 71},
-        "allow_direct": True,
-        "mirror_direct": True,
-    }
-    for mirror, count in ((part, 25), (late, 30)):
-        api(url, f"STREAM.CREATE.{mirror['name']}", mirror)
-        for _ in range(500):
-            if stream_state(url, mirror["name"])["messages"] == count:
-                break
-        assert stream_state(url, mirror["name"])["messages"] == count
+    partial_mirror(url, "PART", 25, filter_subject="$KV.whole.a.>")
+    partial_mirror(url, "LATE", 30, opt_start_seq=71)
 
     async with direct_get(url, "KV_whole") as get:
         asked = [

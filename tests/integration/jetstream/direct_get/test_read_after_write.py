@@ -185,25 +185,6 @@ async def test_lagging_follower_is_never_read_early() -> None:
             cluster.wait_current("LAG")
 
 
-async def test_monotonic_reads() -> None:
-    """A later read at a lagging follower returns what an earlier read returned."""
-    with Cluster(4) as cluster:
-        make(cluster.url, "MONO", num_replicas=3)
-        cluster.wait_current("MONO")
-        asked, leader = outsider(cluster, "MONO"), cluster.leader_of("MONO")
-        follower = await pause_a_responder(cluster, "MONO")
-        publish(leader.url, [("MONO.a", b"new", None)])
-
-        async with direct_get(asked.url, "MONO") as get:
-            seen = await leader_message(get.jetstream, "MONO", last_by_subj="MONO.a")
-            assert seen is not None
-            assert seen.seq == 4
-            reads = [get.last("MONO.a", min_last_seq=seen.seq) for _ in range(20)]
-            gathered = asyncio.gather(*reads)
-            follower.resume()
-            assert {one.seq for one in await gathered} == {4}
-
-
 async def test_mirror_response_does_not_prove_freshness(nats_server: NatsServer) -> None:
     """A mirror with lower limits responds to Direct Gets; its responses are ignored."""
     url = nats_server.url

@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.errors import MessageNotFoundError, PermissionDeniedError
+from nats_stream_source.errors import PermissionDeniedError
 from nats_stream_source.jetstream.api import StoredMessage
 from nats_stream_source.jetstream.direct_get.client import DirectGet
 from nats_stream_source.jetstream.direct_get.pages import MAX_BYTES
-from nats_stream_source.jetstream.times import nanoseconds
 from tests.integration.jetstream.direct_get.streams import make
 from tests.support.nats.buckets import api, skip_before
 from tests.support.nats.direct_get import direct_get, seqs
@@ -280,36 +279,3 @@ async def test_leader_receives_same_request(server: NatsServer) -> None:
                 proxy.sent.clear()
                 await read(get)
                 assert requests(proxy)[-1] == ("STREAM.MSG.GET.OFF", body)
-
-
-async def test_request_has_one_reply(server: NatsServer) -> None:
-    """The servers with the stream are one queue group: a single read has a single reply."""
-    with Proxy(server.port) as proxy:
-        async with direct_get(with_user(proxy.url, "direct"), "S") as get:
-            for _ in range(5):
-                assert (await get.get(3)).seq == 3
-            with pytest.raises(MessageNotFoundError, match="leader could not be queried"):
-                await get.get(99)
-            # The PONG follows all replies that were under way.
-            assert await get.jetstream.connection.alive(5)
-        assert sum(b"\r\nNats-Sequence: 3\r\n" in frame for frame in proxy.seen) == 5
-
-
-async def test_replies_of_document_are_parsed(server: NatsServer) -> None:
-    """ADR-31, "Example calls". The document's time stamps are those of another format of Go."""
-    with Proxy(server.port) as proxy:
-        async with direct_get(with_user(proxy.url, "direct"), "S") as get:
-            for read, _, (seq,) in SINGLE.values():
-                proxy.seen.clear()
-                await read(get)
-                (reply,) = [frame for frame in proxy.seen if b"Nats-Sequence" in frame]
-                line, *fields, _, data, _ = reply.decode().split("\r\n")[1:]
-                values = dict(field.split(": ", 1) for field in fields)
-                assert (line, data) == ("NATS/1.0", f"v{seq}")
-                assert values.pop("Nats-Time-Stamp") == (await get.get(seq)).time
-                assert values == {
-                    "Nats-Stream": "S",
-                    "Nats-Subject": f"S.{seq % 4}",
-                    "Nats-Sequence": str(seq),
-                }
-            assert nanoseconds((await get.get(2)).time) > nanoseconds((await get.get(1)).time)

@@ -27,40 +27,8 @@ from tests.support.nats.buckets import server_version
 from tests.support.nats.direct_get import direct_get, seqs
 from tests.support.nats.streams import create_stream
 from tests.support.nats.topology import with_user
-from tests.support.proxy.fault_proxy import Proxy
 
 pytestmark = pytest.mark.servers
-
-
-async def test_single_messages(shared_server: NatsServer) -> None:
-    """Each by one request to the Direct Get API: the leader's API would give the same messages."""
-    make(shared_server.url, "ONE")
-
-    with Proxy(shared_server.port) as proxy:
-        async with direct_get(proxy.url, "ONE") as get:
-            found = [
-                await get.get(3),
-                await get.last("ONE.2"),
-                await get.last("ONE.*"),
-                await get.next("ONE.1", seq=2),
-                await get.next(seq=10),
-            ]
-        api_subject = "$JS.API.DIRECT.GET.ONE"
-        by_subject = [f"{api_subject}.ONE.2"]
-        asked = proxy.asked("$JS.API.")
-        assert [one for one in asked if one != "$JS.API.STREAM.INFO.ONE"] == [
-            api_subject,
-            *by_subject,
-            *[api_subject] * 3,
-        ]
-    assert [(one.subject, one.seq, one.data) for one in found] == [
-        ("ONE.3", 3, b"v3"),
-        ("ONE.2", 10, b"v10"),
-        ("ONE.2", 10, b"v10"),
-        ("ONE.1", 5, b"v5"),
-        ("ONE.2", 10, b"v10"),
-    ]
-    assert [one.headers for one in found] == [b""] * 5
 
 
 @pytest.mark.parametrize("allow_direct", [True, False], ids=["direct", "leader"])

@@ -138,20 +138,6 @@ async def test_consumers_of_history_keys_and_watches(shared_server: NatsServer) 
             assert await api_consumers(kv) == []
 
 
-@pytest.mark.parametrize("limit", [1, 2])
-async def test_reads_without_values_of_bucket_that_limits_its_consumers(
-    shared_server: NatsServer, limit: int
-) -> None:
-    name = f"limited{limit}"
-    create_bucket(shared_server.url, name, max_consumers=limit)
-    async with connect(shared_server.url) as js:
-        kv = await KeyValue.open(js, name)
-        await kv.put("a", b"1")
-        assert await kv.keys("a") == ["a"]
-        async with kv.watch("a", meta_only=True) as watch:
-            assert [entry.key for entry in await watch.initial()] == ["a"]
-
-
 async def test_history_of_one_key_among_many(shared_server: NatsServer) -> None:
     async with new_bucket(shared_server.url, KeyValueConfig("long", history=64)) as kv:
         for i in range(70):

@@ -14,12 +14,10 @@ from nats_stream_source.errors import (
     KeyDeletedError,
     KeyNotFoundError,
 )
-from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.kv.config import KeyValueConfig
-from nats_stream_source.jetstream.kv.store import KeyValue
 from nats_stream_source.jetstream.times import nanoseconds
 from tests.integration.jetstream.kv.stores import new_bucket
-from tests.support.nats.buckets import api, create_bucket, publish, put
+from tests.support.nats.buckets import api, publish, put
 
 pytestmark = pytest.mark.servers
 
@@ -165,16 +163,3 @@ async def test_put_repeated_with_message_id(shared_server: NatsServer) -> None:
         assert await kv.put("a", b"1", msg_id="x") == 1
         assert await kv.put("a", b"1", msg_id="x") == 1
         assert (await kv.status()).values == 1
-
-
-async def test_gets_without_direct_get(shared_server: NatsServer) -> None:
-    create_bucket(shared_server.url, "leader", history=3, allow_direct=False)
-
-    async with connect(shared_server.url) as js:
-        kv = await KeyValue.open(js, "leader")
-        await kv.put("a", b"1")
-        revision = await kv.put("a", b"2")
-        assert (await kv.get("a", min_last_revision=revision)).value == b"2"
-        assert (await kv.get_revision("a", 1)).value == b"1"
-        with pytest.raises(KeyNotFoundError):
-            await kv.get("b")

@@ -12,7 +12,6 @@ from nats_stream_source.errors import MinLastSequenceError
 from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.kv.config import KeyValueConfig
 from nats_stream_source.jetstream.kv.store import KeyValue
-from tests.integration.jetstream.kv.stores import new_bucket
 
 pytestmark = pytest.mark.servers
 
@@ -36,15 +35,3 @@ async def test_min_last_revision_that_is_too_high_and_then_reached(
                 await read(last + 1)
             last = await kv.put("a", b"2")
             assert await read(last)
-
-
-async def test_write_returns_revision_that_reads_accept(shared_server: NatsServer) -> None:
-    async with new_bucket(shared_server.url, KeyValueConfig("revisions", history=5)) as kv:
-        created = await kv.create("a", b"1")
-        put_ = await kv.put("a", b"2")
-        updated = await kv.update("a", b"3", put_)
-        deleted = await kv.delete("a")
-        purged = await kv.purge("a")
-        assert [created, put_, updated, deleted, purged] == [1, 2, 3, 4, 5]
-        assert await kv.keys(min_last_revision=purged) == []
-        assert len(await kv.history("a", min_last_revision=purged)) == 1
