@@ -76,14 +76,9 @@ async def test_keys_of_paths(shared_server: NatsServer) -> None:
         assert sorted(await kv.keys()) == ["/", "/etc/host name", "/etc/hosts/a", "etc/b"]
         assert sorted(await kv.keys("/etc/>")) == ["/etc/host name", "/etc/hosts/a"]
         assert await kv.keys("/etc/*/a", "etc/b") == ["/etc/hosts/a", "etc/b"]
-        for key in ("/etc/", "etc.b", "_root_/etc"):
-            for call in (kv.put(key, b""), kv.create(key, b""), kv.delete(key), kv.get(key)):
-                with pytest.raises(KeyNotEncodableError, match="it would be stored as"):
-                    await call
-        with pytest.raises(InvalidNameError, match="could not encode key '/etc//a'"):
-            await kv.put("/etc//a", b"")
-        with pytest.raises(InvalidNameError, match="could not encode key filter '/etc/a"):
-            await kv.keys("/etc/a*")
+        for call in (kv.put("etc.b", b""), kv.create("etc.b", b""), kv.get("etc.b")):
+            with pytest.raises(KeyNotEncodableError, match="it would be stored as"):
+                await call
         with pytest.raises(InvalidNameError, match="could not encode key filter '/etc/a"):
             kv.watch("/etc/a*")
         assert (await kv.status()).values == 4

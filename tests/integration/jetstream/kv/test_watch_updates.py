@@ -11,7 +11,6 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError, StreamNotFoundError
 from nats_stream_source.jetstream.kv.entry import Entry
 from nats_stream_source.jetstream.kv.store import KeyValue
-from nats_stream_source.jetstream.publish.publisher import Publisher
 from tests.integration.jetstream.kv.watches import FAST, opened, take, watched_bucket
 from tests.support.nats.backup import back_up
 from tests.support.nats.buckets import consumers, create_bucket, publish, put_many
@@ -190,59 +189,3 @@ async def test_bucket_rolled_back_and_grown_again(shared_server: NatsServer, sta
             await asyncio.to_thread(roll_back)
             with pytest.raises(DataLossError, match="rolled back during the read: sequence 20 "):
                 await asyncio.wait_for(waiting, 60)
-
-
-async def test_watch_unread_is_bounded_and_complete(nats_server: NatsServer) -> None:
-    """Flow control stops the server: what waits here stays far below the number of messages."""
-    count, size = 20_000, 2000  # 40 MB
-    create_bucket(nats_server.url, "b", 64, storage="memory")
-
-    async with (
-        opened(nats_server.url, "b") as kv,
-        opened(nats_server.url, "b") as other,
-        kv.watch(heartbeat=1.0) as watch,
-    ):
-        assert await watch.initial() == []
-        waiting = asyncio.ensure_future(watch.__anext__())
-        publisher = other.jetstream.connection.service(Publisher)
-        futures = []
-        for i in range(count):
-            future = await publisher.send(f"$KV.b.k{i % 1000}", b"%d" % i + b"x" * size)
-            futures.append(future)
-        await asyncio.gather(*futures)
-        first = await waiting
-        assert first is not None
-        reader = watch.reader
-        assert reader is not None
-        inbox = reader._consumer.inbox
-        assert inbox is not None
-        # Nobody has read since the first entry, and the server waits: it says so.
-        deadline = asyncio.get_running_loop().time() + 20
-        while (await consumer(other))["delivered"]["consumer_seq"] == 0 or not (
-            await stands_still(other)
-        ):
-            assert asyncio.get_running_loop().time() < deadline
-        delivered = (await consumer(other))["delivered"]["consumer_seq"]
-        assert delivered < count // 4, "the server does not wait"
-        assert inbox.nbytes < 8 << 20
-        assert inbox.dropped == 0
-        revisions = [first.revision]
-        while revisions[-1] < count:
-            entry = await asyncio.wait_for(watch.__anext__(), 60)
-            assert entry is not None
-            revisions.append(entry.revision)
-        assert revisions == list(range(1, count + 1))
-        assert reader.cursor.rebuilds == []
-
-
-async def consumer(kv: KeyValue) -> dict[str, Any]:
-    answer = await kv.jetstream.call("CONSUMER.LIST.KV_b")
-    (info,) = answer["consumers"]
-    return dict(info)
-
-
-async def stands_still(kv: KeyValue) -> bool:
-    """Whether the consumer delivers nothing for a while."""
-    before = (await consumer(kv))["delivered"]["consumer_seq"]
-    await asyncio.sleep(0.4)
-    return bool((await consumer(kv))["delivered"]["consumer_seq"] == before)
