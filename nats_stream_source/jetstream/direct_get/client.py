@@ -200,10 +200,10 @@ class DirectGet:
             raise BadRequestError(
                 "invalid batch request: 'seq' and 'start_time' exclude each other"
             )
-        _validate_optional_integer("seq", seq)
+        _validate_integer("seq", seq, optional=True)
         _validate_integer("batch", batch)
         _validate_integer("max_bytes", max_bytes)
-        _validate_optional_integer("limit", limit, 0)
+        _validate_integer("limit", limit, 0, optional=True)
         _validate_read_after_write(min_last_seq, timeout)
         reader = BatchReader(
             self.jetstream,
@@ -261,8 +261,8 @@ class DirectGet:
             raise BadRequestError(
                 "invalid multi-subject request: 'up_to_seq' and 'up_to_time' exclude each other"
             )
-        _validate_optional_integer("up_to_seq", up_to_seq)
-        _validate_optional_integer("batch", batch)
+        _validate_integer("up_to_seq", up_to_seq, optional=True)
+        _validate_integer("batch", batch, optional=True)
         _validate_integer("max_bytes", max_bytes)
         _validate_read_after_write(min_last_seq, timeout)
         return LastMessages(
@@ -313,26 +313,22 @@ async def _messages(
                 yield message
 
 
-def _validate_integer(name: str, value: object, first: int = 1) -> None:
+def _validate_integer(name: str, value: object, first: int = 1, *, optional: bool = False) -> None:
     """Raise BadRequestError if ``value`` is not an integer from ``first`` to 2**64 - 1.
 
     A bool is not an integer.
     """
+    if optional and value is None:
+        return
     if type(value) is not int or not first <= value <= _MAX_INTEGER:
         raise BadRequestError(
             f"invalid argument {name!r}: {value!r}, expected an integer of {first} or more"
         )
 
 
-def _validate_optional_integer(name: str, value: object, first: int = 1) -> None:
-    """:func:`_validate_integer` if ``value`` is not None."""
-    if value is not None:
-        _validate_integer(name, value, first)
-
-
 def _validate_read_after_write(min_last_seq: object, timeout: object) -> None:
     """Raise BadRequestError for a ``min_last_seq`` or ``timeout`` of another type or below 0."""
-    _validate_optional_integer("min_last_seq", min_last_seq, 0)
+    _validate_integer("min_last_seq", min_last_seq, 0, optional=True)
     if timeout is None:
         return
     if type(timeout) not in (int, float) or not 0 <= timeout < math.inf:  # type: ignore[operator]

@@ -185,8 +185,5 @@ async def stream_info_with_revision(
     # Deferred import: processes of Spark that need only `Bucket` would load nats-py.
     from nats_stream_source.jetstream.leader import wait_for_last_seq
 
-    if min_last_revision is not None:
-        # bucket_stream_info raises BucketNotFoundError for it.
-        with contextlib.suppress(StreamNotFoundError):
-            return await wait_for_last_seq(jetstream, stream_of(bucket), min_last_revision)
-    return await bucket_stream_info(jetstream, bucket)
+    with bucket_errors(jetstream, bucket):
+        return await wait_for_last_seq(jetstream, stream_of(bucket), min_last_revision or 0)
