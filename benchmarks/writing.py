@@ -28,7 +28,7 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks.support import raw_connection, spark_write
-from benchmarks.support.bucket_data import bucket_config, create_bucket, purge
+from benchmarks.support.bucket_data import create_bucket, purge
 from benchmarks.support.machine import Run, Stopwatch
 from benchmarks.support.report import WRITERS
 from nats_stream_source.connection.connection import Connection, ConnectionSettings
@@ -135,7 +135,7 @@ class _Task:
             yield encoder.encode(batch)
 
     async def _sink(self) -> int:
-        bucket = Bucket.from_stream_config("bench", bucket_config("bench", 64))
+        bucket = Bucket.of(await self.jetstream.stream_info("KV_bench"))
         async with KvBatchWriter(self.jetstream, bucket) as writer:
             for messages in self._columns():
                 await writer.send(messages)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,7 +100,7 @@ class StreamInfo:
     @property
     def no_ack(self) -> bool:
         """Whether the stream stores messages without PubAcks."""
-        return is_no_ack(self.config)
+        return bool(self.config.get("no_ack"))
 
     @property
     def num_deleted(self) -> int:
@@ -186,11 +185,6 @@ class StreamInfo:
                 for replica in array(cluster, "replicas")
             ),
         )
-
-
-def is_no_ack(config: Mapping[str, Any]) -> bool:
-    """Whether a stream with this configuration stores messages without PubAcks."""
-    return bool(config.get("no_ack"))
 
 
 def _known_time(time: str) -> str | None:

@@ -14,7 +14,7 @@ from nats_stream_source.errors import (
     UnsupportedStreamError,
 )
 from nats_stream_source.jetstream.kv.codec import NO_CODEC, KvCodec
-from nats_stream_source.jetstream.stream_info import StreamInfo, is_no_ack
+from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import (
     bucket_of,
     key_subject,
@@ -69,38 +69,24 @@ class Bucket:
 
     @classmethod
     def of(cls, info: StreamInfo, codec: KvCodec = NO_CODEC) -> Bucket:
-        """Create from the stream; raises as :meth:`from_stream_config`."""
-        return cls.from_stream_config(bucket_of(info.name), info.config, codec, info.origin)
-
-    @classmethod
-    def from_stream_config(
-        cls,
-        name: str,
-        config: Mapping[str, Any],
-        codec: KvCodec = NO_CODEC,
-        origin: str | None = None,
-    ) -> Bucket:
-        """Create from the stream's configuration.
-
-        Args:
-            origin: the bucket of the stream's subjects, where the configuration does not show it.
+        """Create from the stream.
 
         Raises:
             UnsupportedStreamError: the stream's retention is not 'limits'.
         """
-        stream = stream_of(name)
+        name, config = bucket_of(info.name), info.config
         retention = config.get("retention", "limits")
         if retention != "limits":
             raise UnsupportedStreamError(
-                f"could not read bucket {name!r}: retention of stream {stream} is {retention!r}, "
-                f"expected 'limits', because consumed messages are removed and a range could not "
-                f"be read again; read a mirror of the stream with limits retention"
+                f"could not read bucket {name!r}: retention of stream {info.name} is "
+                f"{retention!r}, expected 'limits', because consumed messages are removed and a "
+                f"range could not be read again; read a mirror of the stream with limits retention"
             )
         mirror = config.get("mirror") or {}
-        origin = origin or _bucket_of_subjects(name, config)
+        origin = info.origin or _bucket_of_subjects(name, config)
         return cls(
             name=name,
-            stream=stream,
+            stream=info.name,
             prefix=key_subject(origin, ""),
             history=config.get("max_msgs_per_subject", -1),
             covers_stream=config.get("subjects") == [key_subject(origin, ">")]
@@ -109,7 +95,7 @@ class Bucket:
             write_bucket=origin,
             write_api_prefix=(mirror.get("external") or {}).get("api") or None,
             allows_message_ttl=bool(config.get("allow_msg_ttl")),
-            no_ack=is_no_ack(config) and not mirror,
+            no_ack=info.no_ack and not mirror,
             codec=codec,
         )
 

@@ -21,7 +21,6 @@ from nats_stream_source.errors import (
     WrongLastSequenceError,
 )
 from nats_stream_source.jetstream.api import JetStream
-from nats_stream_source.jetstream.json_fields import stream_config
 from nats_stream_source.jetstream.kv.bucket import (
     ALL_KEYS,
     Bucket,
@@ -101,8 +100,7 @@ class KeyValue(ReadOnlyKeyValue):
                 f"could not create bucket {config.bucket!r}: it exists with other properties; open "
                 f"it, or change them with update_bucket (code 400, err_code 10058)"
             ) from error
-        stored = stream_config(response, "config")
-        return cls(jetstream, Bucket.from_stream_config(config.bucket, stored, codec))
+        return cls(jetstream, Bucket.of(StreamInfo.parse(response), codec))
 
     @classmethod
     async def update_bucket(
@@ -131,8 +129,7 @@ class KeyValue(ReadOnlyKeyValue):
             present.pop(name, None)
         requested = {**present, **config.stream_config()}
         response = await jetstream.call(f"STREAM.UPDATE.{requested['name']}", requested)
-        stored = stream_config(response, "config")
-        return cls(jetstream, Bucket.from_stream_config(config.bucket, stored, codec))
+        return cls(jetstream, Bucket.of(StreamInfo.parse(response), codec))
 
     @classmethod
     async def delete_bucket(cls, jetstream: JetStream, bucket: str) -> None:

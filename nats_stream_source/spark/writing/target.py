@@ -82,7 +82,7 @@ async def open_bucket(jetstream: JetStream, options: KvWriteOptions) -> StreamIn
             await KeyValue.create_bucket(jetstream, options.config)
         info = await bucket_stream_info(jetstream, name)
     KeyValueConfig.of(info.config)  # raises UnsupportedStreamError for a stream that is no bucket
-    bucket = Bucket.from_stream_config(name, info.config)
+    bucket = Bucket.of(info)
     if info.is_mirror:
         raise ConfigurationError(
             f"could not write to bucket {name!r}: it is a mirror, which is read-only; write to the "

@@ -105,7 +105,7 @@ async def _open(
     max_payload = jetstream.connection.client.max_payload
     if isinstance(options, KvWriteOptions):
         info = await open_bucket(jetstream, options)
-        bucket = Bucket.from_stream_config(options.target, info.config, options.codec)
+        bucket = Bucket.of(info, options.codec)
         no_ttl = "" if bucket.allows_message_ttl else _why_no_ttl(jetstream)
         kv_encoder = KvRowEncoder(
             bucket.name,

@@ -265,8 +265,7 @@ with_and_without_ids = pytest.mark.parametrize(
 
 
 async def open_bucket(jetstream: JetStream, name: str) -> Bucket:
-    info = await bucket_stream_info(jetstream, name)
-    return Bucket.from_stream_config(name, info.config)
+    return Bucket.of(await bucket_stream_info(jetstream, name))
 
 
 def puts(

@@ -95,7 +95,7 @@ def watched(bucket: str, **options: Any) -> Read:
 
     async def read(link: SharedConnection) -> list[int]:
         info = await JetStream(await link.connection()).stream_info(f"KV_{bucket}")
-        watching = Bucket.from_stream_config(bucket, info.config)
+        watching = Bucket.of(info)
         async with Watch(link, watching, WatchOptions(heartbeat=0.1, **options)) as watch:
             return [entry.revision for entry in await watch.initial()]
 

@@ -18,6 +18,7 @@ from nats_stream_source.jetstream.kv.config import (
     KeyValueConfig,
     Republish,
 )
+from nats_stream_source.jetstream.stream_info import StreamInfo
 
 PLAIN: dict[str, Any] = {
     "name": "KV_CONFIGURATION",
@@ -215,7 +216,8 @@ def test_bucket_read_and_write_locations() -> None:
     """ADR-19: a mirror keeps the upstream's subjects; writes are sent to the upstream."""
 
     def bucket(config: KeyValueConfig) -> Bucket:
-        return Bucket.from_stream_config(config.bucket, config.stream_config())
+        stream = config.stream_config()
+        return Bucket.of(StreamInfo(stream["name"], "", 0, 0, None, 0, 0, 0, stream))
 
     own = bucket(KeyValueConfig("b"))
     assert (own.prefix, own.write_prefix("$JS.API")) == ("$KV.b.", "$KV.b.")

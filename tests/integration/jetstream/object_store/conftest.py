@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import pytest
 
 from nats_stream_source.embedded import NatsServer
@@ -18,3 +20,10 @@ async def url(shared_server: NatsServer, request: pytest.FixtureRequest) -> str:
     async with opened_store(shared_server.url) as store:
         await ObjectStore.create(store.jetstream, "b")
     return shared_server.url
+
+
+@pytest.fixture
+async def store(url: str) -> AsyncIterator[ObjectStore]:
+    """The store ``b`` on a connection of its own."""
+    async with opened_store(url) as store:
+        yield store

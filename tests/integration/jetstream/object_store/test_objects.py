@@ -46,46 +46,43 @@ async def test_object_roundtrip(url: str, size: int) -> None:
     assert consumer_count(url) == 0
 
 
-async def test_data_from_files_and_iterators(url: str) -> None:
+async def test_data_from_files_and_iterators(store: ObjectStore) -> None:
     async def parts() -> AsyncIterator[bytes]:
         for size in (1, 299_999, 0, 700_000):
             yield MEGABYTE[:size]
 
-    async with opened_store(url) as store:
-        await store.put("file", io.BytesIO(MEGABYTE), chunk_size=300_000)
-        assert (await store.info("file")).chunks == 4
-        assert await store.get("file") == MEGABYTE
-        info = await store.put("parts", parts(), chunk_size=100_000)
-        assert (info.size, info.chunks) == (1_000_000, 10)
-        assert len([chunk async for chunk in store.chunks(info)]) == 10
+    await store.put("file", io.BytesIO(MEGABYTE), chunk_size=300_000)
+    assert (await store.info("file")).chunks == 4
+    assert await store.get("file") == MEGABYTE
+    info = await store.put("parts", parts(), chunk_size=100_000)
+    assert (info.size, info.chunks) == (1_000_000, 10)
+    assert len([chunk async for chunk in store.chunks(info)]) == 10
 
 
-async def test_object_replaces_another(url: str) -> None:
-    async with opened_store(url) as store:
-        first = await store.put("a", b"x" * 300_000)
-        second = await store.put("a", b"new", headers={"h": ["1", "2"]})
-        assert await store.get("a") == b"new"
-        assert second.sequence > first.sequence
-        assert (await store.info("a")).headers == {"h": ["1", "2"]}
-        assert [one.name for one in await store.list()] == ["a"]
-        assert set(left(url)) == {chunk_subject("b", second.nuid), meta_subject("b", "a")}
+async def test_object_replaces_another(url: str, store: ObjectStore) -> None:
+    first = await store.put("a", b"x" * 300_000)
+    second = await store.put("a", b"new", headers={"h": ["1", "2"]})
+    assert await store.get("a") == b"new"
+    assert second.sequence > first.sequence
+    assert (await store.info("a")).headers == {"h": ["1", "2"]}
+    assert [one.name for one in await store.list()] == ["a"]
+    assert set(left(url)) == {chunk_subject("b", second.nuid), meta_subject("b", "a")}
 
 
-async def test_object_deleted(url: str) -> None:
-    async with opened_store(url) as store:
-        await store.put("a", b"x")
-        gone = await store.delete("a")
-        assert (gone.deleted, gone.size, gone.sequence) == (True, 0, 3)
-        with pytest.raises(ObjectNotFoundError, match="'a' was deleted from store 'b'"):
-            await store.get("a", min_last_seq=gone.sequence)
-        assert (await store.info("a", deleted=True)).sequence == 3
-        assert (await store.delete("a")).sequence == 3
-        assert await store.list() == ()
-        assert [one.deleted for one in await store.list(deleted=True)] == [True]
-        assert list(left(url)) == [meta_subject("b", "a")]
+async def test_object_deleted(url: str, store: ObjectStore) -> None:
+    await store.put("a", b"x")
+    gone = await store.delete("a")
+    assert (gone.deleted, gone.size, gone.sequence) == (True, 0, 3)
+    with pytest.raises(ObjectNotFoundError, match="'a' was deleted from store 'b'"):
+        await store.get("a", min_last_seq=gone.sequence)
+    assert (await store.info("a", deleted=True)).sequence == 3
+    assert (await store.delete("a")).sequence == 3
+    assert await store.list() == ()
+    assert [one.deleted for one in await store.list(deleted=True)] == [True]
+    assert list(left(url)) == [meta_subject("b", "a")]
 
-        assert (await store.put("a", b"again")).sequence == 5
-        assert await store.get("a") == b"again"
+    assert (await store.put("a", b"again")).sequence == 5
+    assert await store.get("a") == b"again"
 
 
 async def test_watch_reports_objects(url: str) -> None:
@@ -112,51 +109,48 @@ async def test_watch_reports_objects(url: str) -> None:
     assert consumer_count(url) == 0
 
 
-async def test_list_under_writes_has_every_object(url: str) -> None:
+async def test_list_under_writes_has_every_object(store: ObjectStore) -> None:
     """An object that is replaced before its turn comes has left the range that is being read."""
     names = {f"o{i}" for i in range(200)}
 
-    async with opened_store(url) as store:
-        for name in sorted(names):
-            await store.put(name, b"1")
-        stream = await store._stream_info(None)
-        for name in ("o7", "o77"):
-            await store.put(name, b"2")
-        listed = {one.name: one.size for one in await store._list_objects(stream)}
-        assert set(listed) == names
-        assert listed["o7"] == 1
+    for name in sorted(names):
+        await store.put(name, b"1")
+    stream = await store._stream_info(None)
+    for name in ("o7", "o77"):
+        await store.put(name, b"2")
+    listed = {one.name: one.size for one in await store._list_objects(stream)}
+    assert set(listed) == names
+    assert listed["o7"] == 1
 
 
-async def test_links(url: str) -> None:
-    async with opened_store(url) as store:
-        info = await store.put("a", b"there")
-        links = {"one": ("b", "a"), "all": ("b", ""), "chain": ("b", "one")}
-        for name, link in links.items():
-            meta = ObjectInfo("b", name, info.nuid, link=link)
-            publish(url, [(meta_subject("b", name), meta.encoded(), None)])
-        assert await store.get("one") == b"there"
-        with pytest.raises(ObjectIsLinkError, match="whole store 'b'"):
-            await store.get("all")
-        with pytest.raises(ObjectIsLinkError, match="another link, 'one'"):
-            await store.get("chain")
-        with pytest.raises(ObjectIsLinkError):
-            [chunk async for chunk in store.chunks(await store.info("one"))]
+async def test_links(url: str, store: ObjectStore) -> None:
+    info = await store.put("a", b"there")
+    links = {"one": ("b", "a"), "all": ("b", ""), "chain": ("b", "one")}
+    for name, link in links.items():
+        meta = ObjectInfo("b", name, info.nuid, link=link)
+        publish(url, [(meta_subject("b", name), meta.encoded(), None)])
+    assert await store.get("one") == b"there"
+    with pytest.raises(ObjectIsLinkError, match="whole store 'b'"):
+        await store.get("all")
+    with pytest.raises(ObjectIsLinkError, match="another link, 'one'"):
+        await store.get("chain")
+    with pytest.raises(ObjectIsLinkError):
+        [chunk async for chunk in store.chunks(await store.info("one"))]
 
 
-async def test_store_or_object_missing(url: str) -> None:
-    async with opened_store(url) as store:
-        with pytest.raises(ObjectNotFoundError, match="'none' is not in store 'b'"):
-            await store.info("none")
-        with pytest.raises(ObjectNotFoundError):
-            await store.delete("none")
-        with pytest.raises(ConfigurationError, match="expected a name"):
-            await store.put("", b"")
-        other = ObjectStore(store.jetstream, "other")
-        for read in (other.info("a"), other.list(), other.put("a", b"")):
-            with pytest.raises(BucketNotFoundError, match="store 'other' does not exist"):
-                await read
-        with pytest.raises(BucketExistsError):
-            await ObjectStore.create(store.jetstream, "b", max_bytes=5)
+async def test_store_or_object_missing(store: ObjectStore) -> None:
+    with pytest.raises(ObjectNotFoundError, match="'none' is not in store 'b'"):
+        await store.info("none")
+    with pytest.raises(ObjectNotFoundError):
+        await store.delete("none")
+    with pytest.raises(ConfigurationError, match="expected a name"):
+        await store.put("", b"")
+    other = ObjectStore(store.jetstream, "other")
+    for read in (other.info("a"), other.list(), other.put("a", b"")):
+        with pytest.raises(BucketNotFoundError, match="store 'other' does not exist"):
+            await read
+    with pytest.raises(BucketExistsError):
+        await ObjectStore.create(store.jetstream, "b", max_bytes=5)
 
 
 async def test_large_parts_are_cut_in_one_go() -> None:

@@ -25,23 +25,24 @@ from tests.support.nats.topology import (
 pytestmark = pytest.mark.servers
 
 
-async def test_writers_of_one_object_at_same_time_leave_no_chunks_behind(url: str) -> None:
-    async with opened_store(url) as store:
-        async with await Connection.open(store.jetstream.connection.settings) as connection:
-            stores = [store, ObjectStore(JetStream(connection), "b")] * 3
-            for _ in range(3):
-                writes = [one.put("a", bytes([i]) * 300_000) for i, one in enumerate(stores)]
-                done = await asyncio.gather(*writes, stores[1].delete("a"), return_exceptions=True)
-                assert not [one for one in done if isinstance(one, WrongLastSequenceError)]
-        last = await store.info("a", deleted=True)
-        expected = {meta_subject("b", "a")}
-        if not last.deleted:
-            expected.add(chunk_subject("b", last.nuid))
-            assert len(await store.get("a")) == 300_000
-        assert set(left(url)) == expected
+async def test_writers_of_one_object_at_same_time_leave_no_chunks_behind(
+    url: str, store: ObjectStore
+) -> None:
+    async with await Connection.open(store.jetstream.connection.settings) as connection:
+        stores = [store, ObjectStore(JetStream(connection), "b")] * 3
+        for _ in range(3):
+            writes = [one.put("a", bytes([i]) * 300_000) for i, one in enumerate(stores)]
+            done = await asyncio.gather(*writes, stores[1].delete("a"), return_exceptions=True)
+            assert not [one for one in done if isinstance(one, WrongLastSequenceError)]
+    last = await store.info("a", deleted=True)
+    expected = {meta_subject("b", "a")}
+    if not last.deleted:
+        expected.add(chunk_subject("b", last.nuid))
+        assert len(await store.get("a")) == 300_000
+    assert set(left(url)) == expected
 
 
-async def test_nats_py_reads_and_writes_same_objects(url: str) -> None:
+async def test_nats_py_reads_and_writes_same_objects(url: str, store: ObjectStore) -> None:
     async def exchange(client: Client) -> None:
         theirs = await client.jetstream().object_store("b")
         assert (await theirs.get("ours")).data == MEGABYTE
@@ -51,14 +52,13 @@ async def test_nats_py_reads_and_writes_same_objects(url: str) -> None:
     async def delete(client: Client) -> None:
         await (await client.jetstream().object_store("b")).delete("ours")
 
-    async with opened_store(url) as store:
-        await store.put("ours", MEGABYTE)
-        with_client(url, exchange)
-        assert await store.get("theirs") == MEGABYTE
-        assert [one.name for one in await store.list()] == ["ours", "theirs"]
-        with_client(url, delete)
-        with pytest.raises(ObjectNotFoundError):
-            await store.get("ours")
+    await store.put("ours", MEGABYTE)
+    with_client(url, exchange)
+    assert await store.get("theirs") == MEGABYTE
+    assert [one.name for one in await store.list()] == ["ours", "theirs"]
+    with_client(url, delete)
+    with pytest.raises(ObjectNotFoundError):
+        await store.get("ours")
 
 
 async def test_object_through_account_import() -> None:
