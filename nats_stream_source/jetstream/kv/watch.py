@@ -312,7 +312,8 @@ class Watch:
             target = await self._retry(self._last_matching_seq)
             if target <= self._delivered_through():
                 return  # no key was superseded
-        yield self._select_requested(await self._retry(self._fetch_unsent_keys))
+        if self._seen is not None:
+            yield self._select_requested(await self._retry(self._fetch_unsent_keys))
 
     def _select_unsent(self, frames: Deliveries) -> Deliveries:
         """The frames that the watch sends and has not sent yet."""

@@ -273,3 +273,18 @@ async def test_overtaken_key_is_sent_once_before_signal(
             assert len(initial) == 100
             await kv.put("end", b"")
             assert await take(watch, 1) == [("end", 122, "PUT")], "nothing comes twice"
+
+
+async def test_signal_of_watch_from_revision_does_not_wait_for_new_entries(
+    shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_CATCH_UPS", 0)
+    async with watched_bucket(shared_server.url, "onward") as kv:
+        for i in range(5):
+            await kv.put(f"k{i}", b"1")
+        async with kv.watch(resume_from_revision=2) as watch:
+            assert watch.reader is not None
+            watch.reader._intake._batcher = Batcher(1, 1 << 20)
+            await kv.put("k0", b"2")
+            assert [entry.revision for entry in await watch.initial()] == [2, 3, 4, 5]
+            assert await take(watch, 1) == [("k0", 6, "PUT")]
