@@ -106,7 +106,7 @@ def test_stalled_heartbeat_after_confirmed_reply_loses_consumer() -> None:
     assert not intake.stalled
 
 
-def test_eager_intake_returns_rows_at_once_and_an_empty_batch_for_progress() -> None:
+def test_eager_intake_returns_rows_at_once_and_reports_progress() -> None:
     intake = reading(eager=True)
     assert shown(intake.feed(frames(delivery(1, 3)))) == [[3]]
     assert shown(intake.feed(frames(heartbeat(1, 8)))) == [[]]
