@@ -2,7 +2,7 @@
 
 :mod:`table` declares them, :mod:`counts` counts events in any process, :mod:`recorder` has the
 values in the driver's process, and :mod:`exporters` serves them. ``spark.progress`` and ``delta``
-feed the recorder that :func:`recorder` returns: without metrics, that costs nothing and requires no
+feed what :func:`active_recorder` returns: without metrics, that costs nothing and requires no
 package.
 """
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _recorder: Recorder | None = None
 
 
-def recorder() -> Recorder | None:
+def active_recorder() -> Recorder | None:
     """The recorder of this process; None if no query has asked for metrics."""
     return _recorder
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pyspark import TaskContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
 
-from nats_stream_source.metrics import recorder
+from nats_stream_source.metrics import active_recorder
 from nats_stream_source.metrics.counts import Counts, take
 from nats_stream_source.spark.session import is_connect
 
@@ -91,7 +91,7 @@ def counted_source(spark: SparkSession, source: type[DataSource]) -> type[DataSo
 
 def pass_on_task_counts() -> None:
     """Pass to the recorder what tasks have counted since the last call."""
-    active = recorder()
+    active = active_recorder()
     if active is None:
         return
     with _lock:  # several exporters may read at a time

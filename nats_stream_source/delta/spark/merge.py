@@ -41,7 +41,7 @@ from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.jetstream.kv.codec import kv_codec
 from nats_stream_source.jetstream.subjects import validate_bucket
 from nats_stream_source.logs import field_logger
-from nats_stream_source.metrics import recorder
+from nats_stream_source.metrics import active_recorder
 from nats_stream_source.options import CONNECTION, connection_settings, parse
 from nats_stream_source.spark.session import warn_of_missing_settings
 from nats_stream_source.spark.task_counts import QUERY_ID
@@ -339,7 +339,7 @@ class TableMerger:
 
 def _report_merge(spark: SparkSession, table: str, result: MergeResult) -> None:
     """Record a merge of a streaming query, if its metrics are watched."""
-    active = recorder()
+    active = active_recorder()
     if active is None:
         return
     with active.guarded():
