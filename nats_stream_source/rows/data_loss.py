@@ -209,10 +209,15 @@ class DataLossCheck:
             info = await (await self._connection.jetstream()).stream_info(info.name)
         return info
 
-    async def resume_from(self, start: Position, info: StreamInfo) -> Position | None:
+    async def resume_from(
+        self, start: Position, info: StreamInfo, *, merged_through: int = 0
+    ) -> Position | None:
         """The offset from which reading resumes: ``start``, or that of a new epoch after a loss.
 
         None while a mirror is waited for.
+
+        Args:
+            merged_through: messages up to this sequence are not required.
         """
         sequence = self._adapter.terms.sequence
         identity = await self._identify(start, info)
@@ -244,7 +249,7 @@ class DataLossCheck:
         if identity is Identity.RESTORED:
             self._report_restored(start, info)
             start = replace(start, created=info.created)
-        await self.verify_retained(info, start.stream_seq, start)
+        await self.verify_retained(info, max(start.stream_seq, merged_through), start)
         return start
 
     async def restored_position(self, at: Position, info: StreamInfo) -> Position | None:

@@ -48,6 +48,7 @@ class EndlessRead:
         initial_through: rows up to this sequence are initial values.
         last_per_subject: whether they are the last message of each subject only; ``start`` is 0.
         at_leader: whether only the stream leader serves the consumer.
+        max_rows, max_bytes: of the rows that are yielded at once; None for the reader's own limits.
 
     Attributes:
         position: the last sequence that was yielded; ``start`` before the first one.
@@ -63,6 +64,8 @@ class EndlessRead:
         initial_through: int = 0,
         last_per_subject: bool = False,
         at_leader: bool = False,
+        max_rows: int | None = None,
+        max_bytes: int | None = None,
     ) -> None:
         scope = adapter.read_scope(info)
         known = KnownStream.of(info)
@@ -74,7 +77,14 @@ class EndlessRead:
         self.position = start
         self._leader = info.leader if at_leader else None
         minimum = initial_through if initial_through > start else None
-        eager = replace(request, eager=True, at_leader=at_leader, min_last_seq=minimum)
+        eager = replace(
+            request,
+            eager=True,
+            at_leader=at_leader,
+            min_last_seq=minimum,
+            batch_rows=min(request.batch_rows, max_rows or request.batch_rows),
+            batch_bytes=min(request.batch_bytes, max_bytes or request.batch_bytes),
+        )
         self._reader = OrderedReader(connection, eager)
 
     @property

@@ -42,6 +42,7 @@ class DriverEngine(Engine[DriverTable]):
         storage: of the table.
         deletion_vectors: see :func:`nats_stream_source.delta.merge`.
         limit: of the index in bytes; None for no limit.
+        enforced: whether an index beyond the limit is refused; else a warning is logged.
         position: adds the position of a follower to each commit of the table.
 
     Attributes:
@@ -54,14 +55,16 @@ class DriverEngine(Engine[DriverTable]):
         deletion_vectors: bool | None = None,
         limit: int | None = None,
         position: PositionLog | None = None,
+        *,
+        enforced: bool = True,
     ) -> None:
         super().__init__(storage.name)
         self._position = position
         self._storage = storage
         self._deletion_vectors = deletion_vectors
-        self._limit = limit
+        self._limit, self._enforced = limit, enforced
         self._beside: DriverEngine | None = None
-        self.table = DriverTable(storage, limit)
+        self.table = DriverTable(storage, limit, enforced)
 
     def find(self) -> DriverTable | None:
         """See :class:`nats_stream_source.delta.tables.Engine`."""
@@ -106,7 +109,9 @@ class DriverEngine(Engine[DriverTable]):
     def _state(self) -> DriverEngine:
         if self._beside is None:
             beside = self._storage.state()
-            self._beside = DriverEngine(beside, self._deletion_vectors, self._limit)
+            self._beside = DriverEngine(
+                beside, self._deletion_vectors, self._limit, enforced=self._enforced
+            )
         return self._beside
 
     def _create(self, schema: pa.Schema, layout: Layout, upkeep: Upkeep | None) -> DriverTable:

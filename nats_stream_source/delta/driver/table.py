@@ -76,15 +76,17 @@ class DriverTable:
     Args:
         storage: of the table.
         limit: of the index in bytes; None for no limit.
+        enforced: whether an index beyond the limit is refused; else a warning is logged.
 
     Attributes:
         snapshot: the table; None if it is not open.
         upkeep: of the table, which can outlive the snapshot.
     """
 
-    def __init__(self, storage: TableStorage, limit: int | None) -> None:
+    def __init__(self, storage: TableStorage, limit: int | None, enforced: bool = True) -> None:
         self._storage = storage
         self._limit = limit
+        self._enforced = enforced
         self._reported_bytes = 0
         self._warned = False
         self.snapshot: Snapshot | None = None
@@ -124,11 +126,11 @@ class DriverTable:
         """The table with its index; an error if that exceeds its limit."""
         snapshot = self.opened()
         if not snapshot.indexed:
-            snapshot.build_index(self._limit)
+            snapshot.build_index(self._limit if self._enforced else None)
         size = snapshot.index.nbytes
         if self._limit is not None and size >= _NEARLY * self._limit:
             reason = f"index_bytes is {size:,}, limit {self._limit:,}"
-            if size > self._limit:
+            if size > self._limit and self._enforced:
                 raise ConfigurationError(
                     f"could not change table {self._storage.name!r}: {reason}; restart the query: "
                     f"it then takes Spark"
@@ -136,7 +138,9 @@ class DriverTable:
             if not self._warned:
                 self._warned = True
                 _log.warning(
-                    "the index of keys is near its limit", table=self._storage.name, reason=reason
+                    "the index of keys is near or beyond its limit",
+                    table=self._storage.name,
+                    reason=reason,
                 )
         return snapshot
 

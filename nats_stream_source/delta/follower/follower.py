@@ -43,8 +43,6 @@ _NOT_OF_A_FOLLOWER = {
     "bucketPattern": "a follower has one bucket; start one for each, or use Spark",
     "ignoreDeletes": "rows of deleted keys would stay; use deletes='mark' to keep them",
     "minRowsPerTrigger": "use the commit interval",
-    "maxRowsPerTrigger": "a commit has the entries that have arrived",
-    "maxBytesPerTrigger": "a commit has the entries that have arrived",
     "maxTriggerDelay": "use the commit interval",
     "minPartitions": "a follower reads with one consumer",
     "discoveryInterval": "a follower has one bucket",
@@ -69,7 +67,8 @@ class Follower:
         commit_interval: the shortest time between two commits, in seconds.
         upkeep: when the table is compacted and vacuumed; None for no upkeep.
         on_merge: called with the result of each merge, in the thread of the event loop.
-        options: options of ``nats_kv`` by their names, as ``servers`` and ``keys``.
+        options: options of ``nats_kv`` by their names, as ``servers`` and ``keys``. Those of a
+            micro-batch's size limit a commit.
 
     Attributes:
         location: of the table.

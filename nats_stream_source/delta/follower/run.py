@@ -6,7 +6,8 @@ MiB of them the reader pauses, and the server's flow control stops the deliverie
 
 **Commits.** A thread merges what has arrived since the last commit, at the times of :mod:`pace`,
 and commits the position behind it. Reading goes on meanwhile. Entries that change no row make no
-commit. The position is then committed alone once it is 60 s behind, and at the end.
+commit. The position is then committed alone once it is 60 s behind, before the stream removes the
+messages after it, and at the end.
 
 **Start.** With a position in the table, the stream is compared with it
 (:mod:`nats_stream_source.rows.data_loss`), and reading goes on exactly there. Without one, the
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -109,6 +111,8 @@ class Run:
         self._once, self._on_merge, self._pace = once, on_merge, pace
         self._waiting: list[Arrived] = []
         self._waiting_bytes = 0
+        common = adapter.options.common
+        self._limits = common.max_rows_per_trigger, common.max_bytes_per_trigger  # of a commit
         self._changed = asyncio.Event()  # entries have arrived
         self._room = asyncio.Event()  # the entries that waited were taken
         self._urgent = asyncio.Event()  # the next commit does not wait
@@ -117,6 +121,7 @@ class Run:
         self._seen: list[pa.Array] | None = None  # keys of the initial values, if rows may be gone
         self._committed = time.monotonic()  # the last position
         self._done = 0  # the table has the entries up to this sequence
+        self._merged_through = 0  # a query of Spark has merged entries up to this sequence
 
     async def run(self) -> None:
         """Follow until the end."""
@@ -143,7 +148,8 @@ class Run:
         )
         if self._adapter.missing_is_loss(self._scope) and not last_per_subject:
             allowed = self._check.expiry_allowed_through(info.name, at.stream_seq, at)
-            self._gaps = SequenceGapTracker(at.stream_seq + 1, allowed)
+            required_after = max(at.stream_seq, self._merged_through)
+            self._gaps = SequenceGapTracker(required_after + 1, allowed)
         self._read = EndlessRead(
             self._adapter,
             self._connection,
@@ -152,6 +158,8 @@ class Run:
             initial_through=at.initial_through,
             last_per_subject=last_per_subject,
             at_leader=True,
+            max_rows=self._limits[0],
+            max_bytes=self._limits[1],
         )
         self._done = at.stream_seq
         _log.info(
@@ -200,7 +208,14 @@ class Run:
         if stored is not None:
             lagging = info
             info = await self._retry(lambda: self._check.caught_up(stored, lagging))
-            resumed = await self._retry(lambda: self._check.resume_from(stored, info))
+            if info.first_seq > stored.stream_seq + 1:
+                # A query of Spark may have gone on: what it has merged is not required again.
+                created = nanoseconds(info.created) // 1000
+                newest = await self._in_thread(self._table.newest_revision, created)
+                self._merged_through = newest
+            resumed = await self._retry(
+                lambda: self._check.resume_from(stored, info, merged_through=self._merged_through)
+            )
             assert resumed is not None  # a mirror has caught up, or does not lag any more
             if resumed.epoch:
                 self._stored.forget()
@@ -320,7 +335,7 @@ class Run:
     async def _commit(self) -> None:
         """Merge what has arrived, and the position if it is due."""
         ends = not self._complete and self._read.complete
-        arrived, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        arrived = self._take()
         self._room.set()
         if not self._stop.is_set():
             self._urgent.clear()
@@ -333,7 +348,7 @@ class Run:
         elif self._read.through > self._at.stream_seq:
             # Messages that the filter leaves out follow the last entry.
             self._at = replace(self._at, stream_seq=self._read.through, time=None)
-        if ends:
+        if ends and not self._waiting:
             if self._seen is not None:
                 await self._merge(batches, None)
                 seen = self._seen
@@ -346,6 +361,19 @@ class Run:
             await self._merge(batches, position, required=not batches)
         self._done = self._at.stream_seq
         self._report()
+
+    def _take(self) -> list[Arrived]:
+        """The next entries, within the limits of a commit, which one arrival does not exceed."""
+        max_rows, max_bytes = (limit or math.inf for limit in self._limits)
+        count = rows = nbytes = 0
+        for one in self._waiting:
+            rows, nbytes = rows + one.rows.num_rows, nbytes + one.rows.nbytes
+            if count and (rows > max_rows or nbytes > max_bytes):
+                break
+            count += 1
+        taken, self._waiting = self._waiting[:count], self._waiting[count:]
+        self._waiting_bytes -= sum(one.rows.nbytes for one in taken)
+        return taken
 
     async def _position(self) -> Position:
         """The position behind the entries that were taken."""
@@ -398,8 +426,14 @@ class Run:
 
     def _position_is_due(self) -> bool:
         """Whether a position is committed without a row."""
-        late = time.monotonic() - self._committed >= _POSITION_LAG
-        return self._stored.stored is None or (late and self._is_ahead())
+        stored = self._stored.stored
+        if stored is None or not self._is_ahead():
+            return stored is None
+        # Where all messages are required, the stream can remove those after the stored position
+        # before the read advances as far again.
+        first, passed = self._info.first_seq, self._at.stream_seq - stored.stream_seq
+        nearly_removed = self._gaps is not None and first > 1 and stored.stream_seq - first < passed
+        return nearly_removed or time.monotonic() - self._committed >= _POSITION_LAG
 
     def _ended(self) -> bool:
         """Whether ``once`` is fulfilled."""

@@ -29,6 +29,7 @@ from nats_stream_source.delta.rules.events import (
 )
 from nats_stream_source.delta.rules.layout import ORDER_COLUMNS, SEQUENCE
 from nats_stream_source.delta.rules.order import DecidingEvents
+from nats_stream_source.delta.rules.reconciled import open_row_columns, open_rows
 from nats_stream_source.delta.tables import EngineRefusedError, TableChangedError
 from nats_stream_source.delta.upkeep import Upkeep
 from nats_stream_source.errors import ConfigurationError
@@ -108,6 +109,17 @@ class FollowedTable:
         for batch in batches:
             events.add(batch.select(self._columns.names))
         return self._merge(EventBatch(self._shape, EventTable(events.table())))
+
+    def newest_revision(self, created: int) -> int:
+        """The greatest revision of the rows of a stream; 0 if there are none.
+
+        Args:
+            created: creation time of the stream, in microseconds since 1970.
+        """
+        table = self._engine.table
+        rows = open_rows(table.scan(open_row_columns(table.schema.names), {}))
+        rows = rows.filter(pc.equal(rows["stream_created"].cast(pa.int64()), created))
+        return int(pc.max(rows["revision"]).as_py() or 0)
 
     def delete_unseen(self, seen: pa.ChunkedArray, filters: Sequence[str]) -> None:
         """Delete the rows whose keys were not among the initial values, and that the bucket lacks.

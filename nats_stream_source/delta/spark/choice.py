@@ -161,25 +161,20 @@ class EngineChoice:
         if self._driver is None:
             location = self.location
             storage = TableStorage(location.name, location.uri, location.storage_options)
-            limit = self._index_limit(missing)
-            self._driver = DriverEngine(storage, self._deletion_vectors, limit)
+            limits = self._limits
+            if limits is None:
+                limits = AutoLimits(None) if location.engine == "driver" else AutoLimits()
+            # A limit is a precaution: it is not enforced without Spark to take the table. While a
+            # query of this process changes the table in the driver, the driver also reconciles and
+            # maintains it: of two writers of this process, one would lose its commit.
+            driven = any(one.location.uri == location.uri for one in _driven)
+            self._driver = DriverEngine(
+                storage,
+                self._deletion_vectors,
+                limits.index_bytes,
+                enforced=missing is None and not driven,
+            )
         return self._driver
-
-    def _index_limit(self, missing: str | None) -> int | None:
-        """The limit of the index in bytes.
-
-        There is none without Spark to take the table, since a limit is a precaution. While a query
-        of this process changes the table in the driver, the driver also reconciles and maintains
-        it: of two writers of this process, one would lose its commit.
-
-        Args:
-            missing: why Spark cannot take the table; None if it can.
-        """
-        if missing is not None or any(one.location.uri == self.location.uri for one in _driven):
-            return None
-        if self._limits is not None:
-            return self._limits.index_bytes
-        return None if self.location.engine == "driver" else AutoLimits().index_bytes
 
 
 def require_engine(location: TableLocation, spark: SparkSession | None) -> None:

@@ -41,7 +41,7 @@ def test_engine_is_chosen_once_by_size_of_index(
     follow = merge_changes(str(table), limits=limits)
     for revision in (2, 3):
         follow(frame(put("a", revision)), revision)
-    near = [one for one in caplog.messages if "near its limit" in one]
+    near = [one for one in caplog.messages if "beyond its limit" in one]
     assert len(near) == 1
     assert sum("the driver changes the table" in one for one in caplog.messages) == 2
     follow(frame(*(put(f"k{n}", n) for n in range(10, 1000))), 4)
@@ -61,13 +61,14 @@ def test_engine_is_chosen_once_by_size_of_index(
 
 
 def test_limit_exceeded_without_delta_lake_in_session(
-    frame: Frame, table: Path, monkeypatch: pytest.MonkeyPatch
+    frame: Frame, table: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "missing", lambda spark: "the session lacks Delta's jar")
     follow = merge_changes(str(table), limits=AutoLimits(index_bytes=1))
     for revision in (1, 3):
         follow(frame(put("a", revision), put("b", revision + 1)), revision)
     assert (writer(table), live(table)) == ("driver", {"a": 3, "b": 4})
+    assert [one.levelname for one in caplog.records if "index" in one.getMessage()] == ["WARNING"]
     for name, reason in {"fleet": "a name in the catalog", "s3a://l/f": "scheme 's3a'"}.items():
         with pytest.raises(ConfigurationError, match=f"{reason}.*lacks Delta's jar.*delta=True"):
             merge(frame(put("a", 1)), name)

@@ -94,6 +94,8 @@ async def test_history_has_versions_of_all_revisions(followed: Followed) -> None
         ({"startSequence": "2"}, {"b.x": b"1", "c": b"2"}),
         ({"metaOnly": "true"}, {"a.x": None, "b.x": None, "c": None}),
         ({"keyCodec": "path"}, {"a/x": b"1", "b/x": b"1", "c": b"2"}),
+        ({"maxRowsPerTrigger": "1"}, {"a.x": b"1", "b.x": b"1", "c": b"2"}),
+        ({"maxBytesPerTrigger": "1"}, {"a.x": b"1", "b.x": b"1", "c": b"2"}),
     ],
 )
 async def test_option_has_meaning_of_nats_kv(
@@ -101,8 +103,10 @@ async def test_option_has_meaning_of_nats_kv(
 ) -> None:
     followed.create()
     followed.put("a.x=1", "b.x=1", "c=1", "c=2")
-    await followed.once(**options)
+    progress = await followed.once(**options)
     assert values(followed.table) == expected
+    if "maxRowsPerTrigger" in options:
+        assert progress.commits == 3
 
 
 async def test_updates_only_starts_with_next_put_also_after_crash(followed: Followed) -> None:
