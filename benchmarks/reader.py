@@ -29,8 +29,8 @@ from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.options import kv_options
-from nats_stream_source.rows.kv import KvFormat
-from nats_stream_source.rows.splits import Split
+from nats_stream_source.rows.base import Split
+from nats_stream_source.rows.formats import KvFormat
 from nats_stream_source.spark.runner import Runner
 
 SIZES = (16, 128, 1024, 16384)

@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from nats_stream_source.options import Mode, kv_options
 from nats_stream_source.rows.arrow import arrow_schema
-from nats_stream_source.rows.kv import KvFormat
-from nats_stream_source.rows.splits import BatchSplit
+from nats_stream_source.rows.base import BatchSplit
+from nats_stream_source.rows.formats import KvFormat
 from nats_stream_source.spark.planning.batch_planner import BatchPlanner
 from nats_stream_source.spark.reading.batch import batch_rows
 from nats_stream_source.spark.runner import Runner, close_cached_runners

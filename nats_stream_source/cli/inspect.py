@@ -38,9 +38,8 @@ from nats_stream_source.jetstream.subjects import bucket_of
 from nats_stream_source.options import connection_settings, kv_options, parse, stream_options
 from nats_stream_source.options.connection import CONNECTION
 from nats_stream_source.rows.base import FormatAdapter
-from nats_stream_source.rows.kv import KvFormat
+from nats_stream_source.rows.formats import KvFormat, StreamFormat
 from nats_stream_source.rows.offsets import Position, lag_between, range_between
-from nats_stream_source.rows.stream import StreamFormat
 from nats_stream_source.spark.planning.query_planner import QueryPlanner
 
 

@@ -42,11 +42,9 @@ from nats_stream_source.jetstream.reusable_connection import SharedConnection
 from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.options import kv_options, stream_options
-from nats_stream_source.rows.base import FormatAdapter
+from nats_stream_source.rows.base import FormatAdapter, Split
 from nats_stream_source.rows.endless import EndlessRead
-from nats_stream_source.rows.kv import KvFormat
-from nats_stream_source.rows.splits import Split
-from nats_stream_source.rows.stream import StreamFormat
+from nats_stream_source.rows.formats import KvFormat, StreamFormat
 
 _GROWTH = 8
 _MIN_LENGTH = 256

@@ -19,8 +19,7 @@ from nats_stream_source.jetstream.ordered.request import ENDLESS
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.jetstream.stream_info import StreamInfo
-from nats_stream_source.rows.base import FormatAdapter
-from nats_stream_source.rows.splits import Split
+from nats_stream_source.rows.base import FormatAdapter, Split
 from nats_stream_source.wire.consumer.deliveries import Deliveries
 
 

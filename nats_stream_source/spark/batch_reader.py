@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from nats_stream_source.rows.splits import BatchSplit
+from nats_stream_source.rows.base import BatchSplit
 from nats_stream_source.spark.tasks import NatsInputPartition, exempt_modules
 
 if TYPE_CHECKING:

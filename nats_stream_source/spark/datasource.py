@@ -157,7 +157,7 @@ class NatsKvDataSource(NatsFormat):
 
     def _adapter(self, mode: Mode) -> FormatAdapter:
         # Deferred import: each process that Spark starts to find the formats would load Arrow.
-        from nats_stream_source.rows.kv import KvFormat
+        from nats_stream_source.rows.formats import KvFormat
 
         return KvFormat(self.parse_options(mode))
 
@@ -180,7 +180,7 @@ class NatsStreamDataSource(NatsFormat):
         return stream_options(self.options, mode)
 
     def _adapter(self, mode: Mode) -> FormatAdapter:
-        from nats_stream_source.rows.stream import StreamFormat  # deferred, as above
+        from nats_stream_source.rows.formats import StreamFormat  # deferred, as above
 
         return StreamFormat(self.parse_options(mode))
 

@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from nats_stream_source.extras import needs_extra
 from nats_stream_source.logs import field_logger
-from nats_stream_source.rows.offsets import Position, range_between
-from nats_stream_source.spark.reported_offsets import lag, positions
+from nats_stream_source.rows.offsets import Position, lag, positions, range_between
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

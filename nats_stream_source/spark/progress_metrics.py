@@ -12,7 +12,7 @@ from typing import Any
 from nats_stream_source.metrics.counts import Counts
 from nats_stream_source.metrics.recorder import Lag, Recorder
 from nats_stream_source.metrics.table import FAILURES, INPUT_ROWS, LAST_REPORT, STEP_SECONDS
-from nats_stream_source.spark.reported_offsets import PlannerReport, lag, positions
+from nats_stream_source.rows.offsets import PlannerReport, lag, positions
 
 IsActive = Callable[[str, str], bool]
 """Whether Spark reports that this run, of a query and run id, is active."""

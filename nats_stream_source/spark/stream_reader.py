@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
+from nats_stream_source.rows.base import Split
 from nats_stream_source.rows.offsets import Offset
-from nats_stream_source.rows.splits import Split
 from nats_stream_source.spark.tasks import NatsInputPartition, exempt_modules
 
 if TYPE_CHECKING:

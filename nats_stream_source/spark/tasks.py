@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pyspark import TaskContext
 from pyspark.sql.datasource import InputPartition
 
-from nats_stream_source.rows.splits import BatchSplit, Split
+from nats_stream_source.rows.base import BatchSplit, Split
 
 
 @dataclass

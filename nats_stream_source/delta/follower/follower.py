@@ -32,7 +32,7 @@ from nats_stream_source.jetstream.stream_identity import StreamChangedError
 from nats_stream_source.jetstream.subjects import stream_of
 from nats_stream_source.logs import field_logger
 from nats_stream_source.options import KvOptions, Mode, kv_options
-from nats_stream_source.rows.kv import KvFormat
+from nats_stream_source.rows.formats import KvFormat
 
 _log = field_logger(__name__)
 

@@ -49,11 +49,15 @@ from nats_stream_source.jetstream.times import nanoseconds, rfc3339
 from nats_stream_source.logs import field_logger
 from nats_stream_source.options import DeliverPolicy
 from nats_stream_source.rows.base import StreamView
-from nats_stream_source.rows.data_loss import DataLossCheck, report_aged_out, timestamp_at
+from nats_stream_source.rows.data_loss import (
+    DataLossCheck,
+    SequenceGapTracker,
+    report_aged_out,
+    timestamp_at,
+)
 from nats_stream_source.rows.endless import Arrived, EndlessRead
-from nats_stream_source.rows.kv import KvFormat
+from nats_stream_source.rows.formats import KvFormat
 from nats_stream_source.rows.offsets import Position
-from nats_stream_source.rows.sequence_gaps import SequenceGapTracker
 from nats_stream_source.rows.start_position import resolve_start
 
 _T = TypeVar("_T")

@@ -31,7 +31,7 @@ from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.logs import field_logger
 from nats_stream_source.options import DeliverPolicy, StartPosition
-from nats_stream_source.rows.base import FormatAdapter, StreamView
+from nats_stream_source.rows.base import FormatAdapter, Split, StreamView
 from nats_stream_source.rows.data_loss import report_data_loss
 from nats_stream_source.rows.offsets import (
     NO_STREAM_YET,
@@ -39,7 +39,6 @@ from nats_stream_source.rows.offsets import (
     Offset,
     Position,
 )
-from nats_stream_source.rows.splits import Split
 from nats_stream_source.rows.start_position import report_ignored_start
 from nats_stream_source.spark.planning.limits import RangeLimit
 from nats_stream_source.spark.planning.shares import (

@@ -41,10 +41,9 @@ from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import overlap
 from nats_stream_source.logs import field_logger
 from nats_stream_source.options import StartPosition
-from nats_stream_source.rows.base import FormatAdapter, StreamView
+from nats_stream_source.rows.base import FormatAdapter, Split, StreamView
 from nats_stream_source.rows.data_loss import DataLossCheck, timestamp_at
 from nats_stream_source.rows.offsets import Position, range_between
-from nats_stream_source.rows.splits import Split
 from nats_stream_source.rows.start_position import resolve_start
 from nats_stream_source.spark.planning.limits import Limits, RangeLimit
 from nats_stream_source.spark.planning.other_subjects import OtherSubjectsWarning

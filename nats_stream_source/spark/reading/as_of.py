@@ -51,8 +51,7 @@ from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import is_literal
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.logs import field_logger
-from nats_stream_source.rows.base import FormatAdapter
-from nats_stream_source.rows.splits import MESSAGE_TTLS, BatchSplit, removal_settings
+from nats_stream_source.rows.base import MESSAGE_TTLS, BatchSplit, FormatAdapter, removal_settings
 from nats_stream_source.spark.reading.latest_values import (
     CatchUpReader,
     SubjectsSeen,

@@ -7,8 +7,7 @@ from itertools import chain
 
 import pyarrow as pa
 
-from nats_stream_source.rows.base import FormatAdapter
-from nats_stream_source.rows.splits import BatchReadKind, BatchSplit
+from nats_stream_source.rows.base import BatchReadKind, BatchSplit, FormatAdapter
 from nats_stream_source.spark.reading.as_of import read_as_of
 from nats_stream_source.spark.reading.latest_values import read_latest_values
 from nats_stream_source.spark.reading.split_reader import read_splits

@@ -49,8 +49,7 @@ from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import is_literal
 from nats_stream_source.logs import field_logger
-from nats_stream_source.rows.base import FormatAdapter
-from nats_stream_source.rows.splits import BatchSplit, removal_settings
+from nats_stream_source.rows.base import BatchSplit, FormatAdapter, removal_settings
 from nats_stream_source.spark.reading.split_reader import range_frames
 from nats_stream_source.spark.runner import Runner, cached_runner
 from nats_stream_source.wire.columns import subjects

@@ -3,7 +3,7 @@
 It reads each planned range with an ordered reader and yields record batches. The reader detects a
 stream that was re-created or rolled back meanwhile: then the received rows are not those that the
 offsets promise, and the task fails. After the last message the task verifies that no message is
-missing (``rows.sequence_gaps``), and that the stream has the messages of other subjects that were
+missing (``rows.data_loss``), and that the stream has the messages of other subjects that were
 left out (``RangeRequest.prefix``): subjects can be forged.
 
 A task of a query of several streams has many small splits. Their rows are yielded one split after
@@ -30,10 +30,13 @@ from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.stream_identity import Identity, StreamChangedError
 from nats_stream_source.metrics.counts import count
 from nats_stream_source.metrics.table import INPUT_BYTES
-from nats_stream_source.rows.base import FormatAdapter
-from nats_stream_source.rows.data_loss import other_messages, report_aged_out, report_data_loss
-from nats_stream_source.rows.sequence_gaps import SequenceGapTracker
-from nats_stream_source.rows.splits import Split
+from nats_stream_source.rows.base import FormatAdapter, Split
+from nats_stream_source.rows.data_loss import (
+    SequenceGapTracker,
+    other_messages,
+    report_aged_out,
+    report_data_loss,
+)
 from nats_stream_source.spark.runner import cached_runner
 from nats_stream_source.wire.consumer.deliveries import Deliveries
 

@@ -1,7 +1,7 @@
 """Which columns of a DataFrame are written, and which are ignored.
 
 A column that the format reads can stand in a DataFrame that is written, so that rows that were read
-can be written elsewhere (``formats.columns``). Any other column is an error, since a row would lose
+can be written elsewhere (``rows.columns``). Any other column is an error, since a row would lose
 it without a message.
 """
 

@@ -11,8 +11,8 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError
 from nats_stream_source.options import stream_options
-from nats_stream_source.rows.splits import Split
-from nats_stream_source.rows.stream import StreamFormat
+from nats_stream_source.rows.base import Split
+from nats_stream_source.rows.formats import StreamFormat
 from nats_stream_source.spark.reading.split_reader import read_splits
 from nats_stream_source.spark.runner import close_cached_runners
 from tests.support.nats import buckets

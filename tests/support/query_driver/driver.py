@@ -27,10 +27,8 @@ from typing import Any
 import pyarrow as pa
 
 from nats_stream_source.options import KvOptions, Mode, StreamOptions, kv_options, stream_options
-from nats_stream_source.rows.base import FormatAdapter
-from nats_stream_source.rows.kv import KvFormat
-from nats_stream_source.rows.splits import Split
-from nats_stream_source.rows.stream import StreamFormat
+from nats_stream_source.rows.base import FormatAdapter, Split
+from nats_stream_source.rows.formats import KvFormat, StreamFormat
 from nats_stream_source.spark.planning.query_planner import QueryPlanner
 from nats_stream_source.spark.runner import Runner, close_cached_runners
 from nats_stream_source.spark.tasks import NatsInputPartition

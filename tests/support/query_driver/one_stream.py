@@ -6,9 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
-from nats_stream_source.rows.base import FormatAdapter
+from nats_stream_source.rows.base import FormatAdapter, Split
 from nats_stream_source.rows.offsets import ONE_STREAM, Offset, Position
-from nats_stream_source.rows.splits import Split
 from nats_stream_source.spark.planning.query_planner import QueryPlanner
 
 

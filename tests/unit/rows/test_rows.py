@@ -13,8 +13,8 @@ from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.options import kv_options
 from nats_stream_source.rows.arrow import arrow_schema
-from nats_stream_source.rows.kv import KvFormat
-from nats_stream_source.rows.splits import Split
+from nats_stream_source.rows.base import Split
+from nats_stream_source.rows.formats import KvFormat
 from nats_stream_source.wire.consumer.deliveries import Deliveries
 from nats_stream_source.wire.framing.frames import Framer, Frames
 

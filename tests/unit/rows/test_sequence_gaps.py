@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nats_stream_source.rows import sequence_gaps as module
-from nats_stream_source.rows.sequence_gaps import SequenceGapTracker
+from nats_stream_source.rows import data_loss as module
+from nats_stream_source.rows.data_loss import SequenceGapTracker
 
 BEYOND = 1000
 

@@ -16,7 +16,7 @@ from nats_stream_source.errors import (
     DataLossError,
 )
 from nats_stream_source.jetstream.api import list_subjects
-from nats_stream_source.rows.splits import BatchReadKind
+from nats_stream_source.rows.base import BatchReadKind
 from nats_stream_source.spark.reading import latest_values
 from nats_stream_source.spark.runner import close_cached_runners
 from tests.support.event_loop import run

@@ -12,7 +12,7 @@ import pytest
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.options import kv_options
-from nats_stream_source.rows.kv import KvFormat
+from nats_stream_source.rows.formats import KvFormat
 from nats_stream_source.rows.offsets import Position
 from tests.support.query_driver.one_stream import OneStreamPlanner
 

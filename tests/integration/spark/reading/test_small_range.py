@@ -20,8 +20,8 @@ from nats_stream_source.jetstream.ordered import small_range
 from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.options import kv_options
-from nats_stream_source.rows.kv import KvFormat
-from nats_stream_source.rows.splits import Split
+from nats_stream_source.rows.base import Split
+from nats_stream_source.rows.formats import KvFormat
 from nats_stream_source.spark.reading.split_reader import read_splits
 from nats_stream_source.spark.runner import close_cached_runners
 from tests.support.nats import buckets

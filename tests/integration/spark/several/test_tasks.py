@@ -11,7 +11,7 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.options import Mode, kv_options
-from nats_stream_source.rows.kv import KvFormat
+from nats_stream_source.rows.formats import KvFormat
 from nats_stream_source.spark.reading import split_reader
 from nats_stream_source.spark.reading.split_reader import read_splits
 from nats_stream_source.spark.runner import close_cached_runners

@@ -16,7 +16,7 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError, OffsetError, OptionError
 from nats_stream_source.options import Mode, kv_options
-from nats_stream_source.rows.kv import KvFormat
+from nats_stream_source.rows.formats import KvFormat
 from nats_stream_source.spark.compat import validate_limits
 from nats_stream_source.spark.runner import close_cached_runners
 from nats_stream_source.spark.stream_reader_v40 import NoAdmissionReader
