@@ -12,8 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nats_stream_source.jetstream.api import JetStream, StoredMessage
-    from nats_stream_source.jetstream.client import connect
+    from nats_stream_source.jetstream.api import JetStream, StoredMessage, connect
     from nats_stream_source.jetstream.direct_get.client import DirectGet
     from nats_stream_source.jetstream.kv.config import KeyValueConfig
     from nats_stream_source.jetstream.kv.entry import Entry
@@ -23,10 +22,10 @@ if TYPE_CHECKING:
     from nats_stream_source.jetstream.object_store.store import ObjectStore
     from nats_stream_source.jetstream.publish.batch_publisher import (
         BatchPublisher,
+        FastIngestPublisher,
         MessageColumns,
         Rejection,
     )
-    from nats_stream_source.jetstream.publish.fast_ingest_publisher import FastIngestPublisher
     from nats_stream_source.jetstream.publish.publisher import PubAck, Publisher
     from nats_stream_source.jetstream.subscriptions.message import JsMessage
     from nats_stream_source.jetstream.subscriptions.subscribe import (
@@ -65,7 +64,7 @@ _MODULES = {
     "ConsumerConfig": "subscriptions.subscribe",
     "DirectGet": "direct_get.client",
     "Entry": "kv.entry",
-    "FastIngestPublisher": "publish.fast_ingest_publisher",
+    "FastIngestPublisher": "publish.batch_publisher",
     "JetStream": "api",
     "JsMessage": "subscriptions.message",
     "KeyValue": "kv.store",
@@ -78,7 +77,7 @@ _MODULES = {
     "Rejection": "publish.batch_publisher",
     "StoredMessage": "api",
     "Watch": "kv.watch",
-    "connect": "client",
+    "connect": "api",
     "subscribe": "subscriptions.subscribe",
     "subscribe_ordered": "subscriptions.subscribe",
     "subscribe_pull": "subscriptions.subscribe",

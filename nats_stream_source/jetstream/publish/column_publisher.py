@@ -13,8 +13,7 @@ have a ``Nats-Msg-Id`` and the stream's duplicate window has not passed. If no f
 stored for ``retry_timeout`` seconds, the publisher fails with the last reason. Time counts only
 while the event loop runs: between two calls, PubAcks wait in the socket.
 
-A subclass encodes the messages and reads the responses of its stream: a PubAck for each message
-(``batch_publisher.py``), or one for many (``fast_ingest_publisher.py``).
+A subclass encodes the messages and reads the responses of its stream (``batch_publisher.py``).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The streams of a query, as their leaders report them, with few requests.
 
 A query of one stream requests that stream. For a query of several, two ways lead to their states:
-one list of all streams of the account, with a request for each 256 of them
-(``jetstream.stream_list``), or a request for each stream of the query. A poll takes the one with
-fewer requests. A query with a pattern needs the list in any case, to find new matches: at the first
-poll, and then every ``discoveryInterval``.
+one list of all streams of the account, with a request for each 256 of them (``STREAM.LIST``), or a
+request for each stream of the query. A poll takes the one with fewer requests. A query with a
+pattern needs the list in any case, to find new matches: at the first poll, and then every
+``discoveryInterval``.
 
 A stream that a list lacks is requested by itself: only the response that it does not exist proves
 that. A query of listed names does not need the permission for ``STREAM.LIST``; without it, each
@@ -24,11 +24,10 @@ from nats_stream_source.errors import (
     PermissionDeniedError,
     StreamNotFoundError,
 )
-from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.api import PAGE, JetStream, StreamList
 from nats_stream_source.jetstream.leader import wait_for_last_seq
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.stream_info import StreamInfo
-from nats_stream_source.jetstream.stream_list import PAGE, StreamList
 from nats_stream_source.logs import field_logger
 from nats_stream_source.rows.base import FormatAdapter, StreamView
 from nats_stream_source.rows.data_loss import report_data_loss

@@ -16,9 +16,8 @@ import pyarrow as pa
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.kv.batch_writer import KvBatchWriter
 from nats_stream_source.jetstream.kv.bucket import Bucket
-from nats_stream_source.jetstream.publish.batch_publisher import BatchPublisher
+from nats_stream_source.jetstream.publish.batch_publisher import BatchPublisher, FastIngestPublisher
 from nats_stream_source.jetstream.publish.column_publisher import ColumnPublisher
-from nats_stream_source.jetstream.publish.fast_ingest_publisher import FastIngestPublisher
 from nats_stream_source.logs import field_logger
 from nats_stream_source.options.writing import (
     KvWriteOptions,

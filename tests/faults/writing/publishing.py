@@ -20,9 +20,12 @@ from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.kv.batch_writer import KvBatchWriter
 from nats_stream_source.jetstream.kv.bucket import Bucket, bucket_stream_info
 from nats_stream_source.jetstream.publish import MAX_IN_FLIGHT
-from nats_stream_source.jetstream.publish.batch_publisher import BatchPublisher, MessageColumns
+from nats_stream_source.jetstream.publish.batch_publisher import (
+    BatchPublisher,
+    FastIngestPublisher,
+    MessageColumns,
+)
 from nats_stream_source.jetstream.publish.column_publisher import ColumnPublisher
-from nats_stream_source.jetstream.publish.fast_ingest_publisher import FastIngestPublisher
 from tests.support.nats.stored import stored_entries
 from tests.support.nats.streams import create_stream
 from tests.support.oracle.evidence import Entry

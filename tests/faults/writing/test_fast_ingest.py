@@ -19,7 +19,7 @@ from nats_stream_source.errors import (
     StreamFullError,
     StreamNotFoundError,
 )
-from nats_stream_source.jetstream.publish.fast_ingest_publisher import FastIngestPublisher
+from nats_stream_source.jetstream.publish.batch_publisher import FastIngestPublisher
 from tests.faults.writing.publishing import (
     FAST_INGEST,
     FLOW,

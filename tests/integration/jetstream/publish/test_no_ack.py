@@ -11,8 +11,11 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import AckTimeoutError, ConfigurationError
 from nats_stream_source.jetstream import KeyValue, ObjectStore, connect
 from nats_stream_source.jetstream.kv.batch_writer import KvBatchWriter
-from nats_stream_source.jetstream.publish.batch_publisher import BatchPublisher, MessageColumns
-from nats_stream_source.jetstream.publish.fast_ingest_publisher import FastIngestPublisher
+from nats_stream_source.jetstream.publish.batch_publisher import (
+    BatchPublisher,
+    FastIngestPublisher,
+    MessageColumns,
+)
 from nats_stream_source.jetstream.publish.publisher import Publisher
 from tests.support.nats.buckets import api
 from tests.support.nats.streams import create_stream, stream_state
