@@ -1,9 +1,8 @@
 """Encode stored messages as the frames in which a consumer would have delivered them.
 
-A few messages are cheaper to read one by one than by a consumer
-(``jetstream/ordered/small_range.py``). The messages are encoded as the bytes that a server would
-have sent, and a ``Framer`` parses these bytes. So both ways share all further code, down to the
-rows.
+A few messages are cheaper to read one by one than by a consumer (``jetstream/ordered/reader.py``).
+The messages are encoded as the bytes that a server would have sent, and a ``Framer`` parses these
+bytes. So both ways share all further code, down to the rows.
 """
 
 from __future__ import annotations

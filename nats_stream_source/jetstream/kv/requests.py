@@ -18,7 +18,7 @@ from nats_stream_source.errors import (
     StreamNotFoundError,
 )
 from nats_stream_source.jetstream.api import JetStream
-from nats_stream_source.jetstream.direct_get.count import count_messages
+from nats_stream_source.jetstream.direct_get.request import count_messages
 from nats_stream_source.jetstream.kv.bucket import ALL_KEYS, Bucket
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import bucket_of, covers, key_subject

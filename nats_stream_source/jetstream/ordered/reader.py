@@ -1,12 +1,11 @@
 """Reads a range of a stream in order, without a gap or a duplicate: asyncio around ``Intake``.
 
-A range of few sequences at the stream leader is read with single requests (``small_range.py``).
-Every other range takes the subscribe workflow of an ordered consumer (ADR-15): subscribe to a new
-inbox, create an ephemeral push consumer with flow control and idle heartbeats (``consumer.py``),
-pass its frames to the intake (``wire/consumer/intake.py``), do what its events require, delete the
-consumer. When a consumer is lost (a gap, missed heartbeats, a reconnect, …), the next one starts
-after the last kept row. Initial values (``last_per_subject``) start again; those behind a missing
-one are held back until it arrives.
+A range that is not small takes the subscribe workflow of an ordered consumer (ADR-15): subscribe to
+a new inbox, create an ephemeral push consumer with flow control and idle heartbeats
+(``consumer.py``), pass its frames to the intake (``wire/consumer/intake.py``), do what its events
+require, delete the consumer. When a consumer is lost (a gap, missed heartbeats, a reconnect, …),
+the next one starts after the last kept row. Initial values (``last_per_subject``) start again;
+those behind a missing one are held back until it arrives.
 
 Waiting. Messages and heartbeats arrive through an :class:`Inbox`. Only the time that is spent
 waiting for it is counted: while Spark requests no rows, the event loop does not run and no timeout
@@ -24,6 +23,16 @@ error: too many rebuilds without progress (ConsumerLostError), a replica that do
 (MinLastSequenceError), a re-created or rolled-back stream (StreamChangedError), no connection
 (ConnectError). In every case it deletes the consumer, ends the subscription, and leaves no frame of
 either on the connection.
+
+Small ranges. A consumer takes a dozen milliseconds, on a bucket whose sequences are mostly gaps
+several dozens (docs/internals/measurements.md, "Servers"), for any number of messages: most of the
+time of a small micro-batch. A ``STREAM.MSG.GET`` for every sequence of the range, all in parallel
+at the stream leader, takes one or two. A sequence that the leader does not have is a gap only if
+the leader has reached the range's end: a leader that was just elected may not have. So its state is
+requested before and after, and unless the same server responds both times and has the end, the
+range is left to a consumer, which waits for it. A consumer also reads the range if a response is
+missing, a permission is missing, or messages are so large that the responses would need much
+memory.
 """
 
 from __future__ import annotations
@@ -34,29 +43,32 @@ from collections.abc import AsyncGenerator
 
 import nats.errors
 
-from nats_stream_source.aio.tasks import run_to_completion
+from nats_stream_source.aio.tasks import gather_limited, run_to_completion
 from nats_stream_source.connection.inbox import Inbox
 from nats_stream_source.errors import (
     ConsumerLimitError,
     ConsumerLostError,
     MinLastSequenceError,
     NatsSourceError,
+    PermissionDeniedError,
     ProtocolError,
     RequestTimeoutError,
+    StreamNotFoundError,
 )
-from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.api import JetStream, as_deliveries, max_concurrent_requests
 from nats_stream_source.jetstream.ordered.consumer import EphemeralConsumer
 from nats_stream_source.jetstream.ordered.request import ENDLESS, RangeRequest, report_left_out
-from nats_stream_source.jetstream.ordered.small_range import is_small, small_range
 from nats_stream_source.jetstream.retry import Backoff, is_outage, is_transient
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.stream_identity import (
     Identity,
     KnownStream,
     StreamChangedError,
+    verify_created,
     verify_unchanged,
 )
 from nats_stream_source.jetstream.stream_info import StreamInfo
+from nats_stream_source.jetstream.subjects import covers
 from nats_stream_source.jetstream.times import rfc3339
 from nats_stream_source.logs import field_logger
 from nats_stream_source.metrics.counts import count
@@ -68,6 +80,10 @@ from nats_stream_source.wire.framing.frames import Frames
 
 log = field_logger(__name__)
 
+MAX_SEQUENCES = 32
+"""Above, a consumer is cheaper than single requests (docs/internals/performance_method.md)."""
+
+_MAX_MEAN_SIZE = 64 << 10  # bytes; above, a consumer reads a range of few sequences
 _FLOW_CONTROL_DELAY = 0.05  # seconds that a reply is delayed near the end of a range
 _MAX_UNBOUND = 2  # consumers whose deliver subject has no subscriber, after a lost one
 _BACKOFF = Backoff(0.02, 2.0)  # before a rebuild that follows rebuilds without progress
@@ -380,3 +396,61 @@ class OrderedReader:
             f"{request.catch_up_timeout:g} s (412, 10180, min last sequence); retry once it has "
             f"caught up"
         )
+
+
+def is_small(request: RangeRequest) -> bool:
+    """Whether single requests to the leader may be cheaper than a consumer."""
+    length = request.end - request.start
+    return request.at_leader and not request.last_per_subject and 0 < length <= MAX_SEQUENCES
+
+
+async def small_range(
+    jetstream: JetStream, request: RangeRequest
+) -> tuple[Deliveries, StreamInfo] | None:
+    """The messages of a small range as a consumer would deliver them; None to use a consumer.
+
+    The second element is the stream's state after the read.
+    """
+    if request.end - request.start > max_concurrent_requests(jetstream):
+        return None
+    try:
+        return await _read_small_range(jetstream, request)
+    except PermissionDeniedError as error:
+        log.warning("a small range is read by a consumer", stream=request.stream, error=error)
+    except StreamNotFoundError:
+        pass  # the consumer raises the error if it persists
+    except NatsSourceError as error:
+        if not is_transient(error):
+            raise
+        log.info("a small range is read by a consumer", stream=request.stream, error=error)
+    return None
+
+
+async def _read_small_range(
+    jetstream: JetStream, request: RangeRequest
+) -> tuple[Deliveries, StreamInfo] | None:
+    stream, end = request.stream, request.end
+    before = await jetstream.stream_info(stream)
+    verify_created(request.known, before)
+    if before.last_seq < end or before.nbytes > _MAX_MEAN_SIZE * before.messages:
+        return None
+    responses = await gather_limited(
+        lambda seq: jetstream.message(stream, seq=seq), range(request.start + 1, end + 1)
+    )
+    messages = [message for message in responses if message is not None]
+    after = await jetstream.stream_info(stream)
+    verify_created(request.known, after)
+    if not before.is_same_leader(after, end):
+        log.info("a small range is read by a consumer", stream=stream, error="the leader changed")
+        return None
+    if any("\ufffd" in message.subject for message in messages):
+        return None  # possibly the server's replacement of bytes that are not UTF-8
+    filters = request.filters
+    if not filters and not all(one.subject.startswith(request.prefix) for one in messages):
+        return None  # the verification of what is left out compares a consumer's deliveries
+    matching = [
+        message
+        for message in messages
+        if not filters or any(covers(f, message.subject) for f in filters)
+    ]
+    return as_deliveries(stream, matching, headers_only=request.headers_only), after

@@ -36,7 +36,7 @@ class RangeRequest:
         batch_rows, batch_bytes: the maximum size of one yielded ``Frames``.
         at_leader: read only from the stream leader, once it has ``end``. Another replica may lag
             or lack messages, so its last message of a subject may not be the stream's. A range of
-            few sequences is read without a consumer (``small_range.py``).
+            few sequences is read without a consumer.
         eager: yield messages as they arrive, instead of full batches. An empty batch is the first
             one, and reports the progress that only a heartbeat shows.
         min_last_seq: the sequence that the delivering replica must have processed (ADR-53). None:

@@ -42,10 +42,11 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.retry import Backoff
 from nats_stream_source.jetstream.subjects import is_account_import
-from nats_stream_source.jetstream.subscriptions.buffer import DEFAULT_PENDING_BYTES, MessageBuffer
 from nats_stream_source.jetstream.subscriptions.consumer import (
+    DEFAULT_PENDING_BYTES,
     BaseSubscription,
     BoundConsumer,
+    MessageBuffer,
     OnError,
 )
 from nats_stream_source.jetstream.subscriptions.message import JsMessage

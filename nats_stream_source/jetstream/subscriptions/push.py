@@ -44,10 +44,10 @@ from nats_stream_source.errors import (
     SlowConsumerError,
     SubscriptionClosedError,
 )
-from nats_stream_source.jetstream.subscriptions.buffer import MessageBuffer
 from nats_stream_source.jetstream.subscriptions.consumer import (
     BaseSubscription,
     BoundConsumer,
+    MessageBuffer,
     OnError,
 )
 from nats_stream_source.jetstream.subscriptions.message import JsMessage

@@ -30,7 +30,7 @@ from itertools import pairwise
 import numpy as np
 
 from nats_stream_source.errors import ConsumerLimitError
-from nats_stream_source.jetstream.direct_get.count import MessageCount, count_messages
+from nats_stream_source.jetstream.direct_get.request import MessageCount, count_messages
 from nats_stream_source.jetstream.stream_identity import Identity, KnownStream, compare
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.rows.base import StreamView

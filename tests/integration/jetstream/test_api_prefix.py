@@ -31,8 +31,8 @@ from nats_stream_source.errors import (
 from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.direct_get.client import DirectGet
-from nats_stream_source.jetstream.direct_get.count import count_messages
 from nats_stream_source.jetstream.direct_get.last_messages import last_columns
+from nats_stream_source.jetstream.direct_get.request import count_messages
 from nats_stream_source.jetstream.kv.store import KeyValue
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import RangeRequest

@@ -10,7 +10,7 @@ from typing import Any, cast
 from unittest import mock
 
 from nats_stream_source.jetstream.api import JetStream
-from nats_stream_source.jetstream.direct_get.count import MessageCount
+from nats_stream_source.jetstream.direct_get.request import MessageCount
 from nats_stream_source.jetstream.stream_info import Replica, StreamInfo
 from nats_stream_source.rows.base import ReadScope, StreamView
 from nats_stream_source.spark.planning import limits

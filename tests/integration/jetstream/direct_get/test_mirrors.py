@@ -6,8 +6,7 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream import connect
-from nats_stream_source.jetstream.direct_get.count import count_messages
-from nats_stream_source.jetstream.direct_get.request import send_request
+from nats_stream_source.jetstream.direct_get.request import count_messages, send_request
 from tests.integration.jetstream.direct_get.streams import partial_mirror
 from tests.support.nats.buckets import (
     consumers,

@@ -14,7 +14,7 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError, OptionError
 from nats_stream_source.jetstream.ordered import reader as ordered_reader
-from nats_stream_source.jetstream.ordered.small_range import small_range
+from nats_stream_source.jetstream.ordered.reader import small_range
 from nats_stream_source.spark.reading import as_of
 from tests.support.nats.buckets import (
     api,

@@ -12,7 +12,7 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream.api import JetStream
-from nats_stream_source.jetstream.direct_get.count import MessageCount, count_messages
+from nats_stream_source.jetstream.direct_get.request import MessageCount, count_messages
 from nats_stream_source.spark.planning import limits
 from tests.integration.spark.planning.planners import ends, planning
 from tests.support.nats.buckets import create_bucket, put, put_many

@@ -11,7 +11,7 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ConsumerLimitError
-from nats_stream_source.jetstream.ordered import small_range
+from nats_stream_source.jetstream.ordered import reader as ordered_reader
 from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.rows import base
 from tests.support.nats.buckets import api, publish
@@ -32,7 +32,7 @@ no_auth_user: a
 @pytest.fixture(autouse=True)
 def consumers(monkeypatch: pytest.MonkeyPatch) -> None:
     """However small a range is, it takes a consumer."""
-    monkeypatch.setattr(small_range, "MAX_SEQUENCES", 0)
+    monkeypatch.setattr(ordered_reader, "MAX_SEQUENCES", 0)
 
 
 def fill(server: NatsServer, stream: str, **config: Any) -> str:

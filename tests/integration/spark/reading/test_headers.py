@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.jetstream.ordered import small_range
+from nats_stream_source.jetstream.ordered import reader as ordered_reader
 from tests.support.nats import buckets
 from tests.support.nats.streams import create_stream, stream_state
 from tests.support.query_driver.driver import QueryDriver, Record, new_query, sequences
@@ -53,7 +53,7 @@ def both_ways(make: Any) -> list[Record]:
     with make() as query:
         few = query.read_new()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(small_range, "MAX_SEQUENCES", 0)
+        patch.setattr(ordered_reader, "MAX_SEQUENCES", 0)
         with make() as query:
             many = query.read_new()
     assert _without_delta(few) == _without_delta(many)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError
-from nats_stream_source.jetstream.ordered import small_range
+from nats_stream_source.jetstream.ordered import reader as ordered_reader
 from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.options import kv_options
@@ -88,7 +88,7 @@ def through(server: NatsServer, plan: Split, proxy: Proxy | None = None) -> tupl
 
 def by_consumer(url: str, plan: Split, **options: str) -> Rows:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(small_range, "MAX_SEQUENCES", 0)
+        patch.setattr(ordered_reader, "MAX_SEQUENCES", 0)
         return rows(url, plan, **options)
 
 

@@ -15,7 +15,7 @@ from nats_stream_source.errors import (
     NoMatchingStreamError,
     OffsetError,
 )
-from nats_stream_source.jetstream.ordered import small_range
+from nats_stream_source.jetstream.ordered import reader as ordered_reader
 from nats_stream_source.jetstream.times import nanoseconds
 from tests.integration.spark.reading.streams import erase, fill, read
 from tests.support.nats import buckets
@@ -32,7 +32,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways in which a range is read."""
     if request.param == "consumers":
-        monkeypatch.setattr(small_range, "MAX_SEQUENCES", 0)
+        monkeypatch.setattr(ordered_reader, "MAX_SEQUENCES", 0)
     return str(request.param)
 
 
@@ -83,7 +83,7 @@ def test_unusual_subjects(shared_server: NatsServer, name: str, pattern: str | N
     filters = None if pattern is None else pattern.format(name)
     found = read(url, name, filterSubjects=filters)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(small_range, "MAX_SEQUENCES", 0)
+        patch.setattr(ordered_reader, "MAX_SEQUENCES", 0)
         assert read(url, name, filterSubjects=filters) == found
     assert found or pattern
     if pattern is None:
