@@ -40,12 +40,12 @@ from nats_stream_source.delta.driver.log import (
     Commit,
     DeltaLog,
     LogState,
+    VectorFile,
     file_id,
     removal,
     with_vector,
 )
 from nats_stream_source.delta.driver.storage import TableStorage, schema_of
-from nats_stream_source.delta.driver.vectors import VectorFile
 from nats_stream_source.delta.refused import DELETION_VECTORS
 from nats_stream_source.delta.rules.layout import Layout, layout_of
 from nats_stream_source.delta.rules.reading import Integers

@@ -19,11 +19,11 @@ from nats_stream_source.delta.driver.log import (
     DamagedLogError,
     DeltaLog,
     LogState,
+    VectorError,
     VersionExistsError,
     now_ms,
 )
 from nats_stream_source.delta.driver.objects import TableObjects
-from nats_stream_source.delta.driver.vectors import VectorError
 from nats_stream_source.delta.refused import DELETION_VECTORS, implied_features
 from nats_stream_source.delta.rules.layout import state_name
 from nats_stream_source.delta.schema import has_ntz, opaque_type

@@ -26,7 +26,6 @@ import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from nats_stream_source.delta.conflicts import retry_conflicts
-from nats_stream_source.delta.driver.compaction import Rewrite, places, rewritten
 from nats_stream_source.delta.driver.data_files import (
     LiveFile,
     PartitionWriter,
@@ -44,7 +43,13 @@ from nats_stream_source.delta.driver.log import (
 from nats_stream_source.delta.driver.position import PositionLog
 from nats_stream_source.delta.driver.snapshot import Snapshot
 from nats_stream_source.delta.driver.storage import TableStorage, changed_metadata, schema_of
-from nats_stream_source.delta.driver.upkeep import BackgroundUpkeep, maintain
+from nats_stream_source.delta.driver.upkeep import (
+    BackgroundUpkeep,
+    Rewrite,
+    maintain,
+    places,
+    rewritten,
+)
 from nats_stream_source.delta.merge_result import MergeResult
 from nats_stream_source.delta.refused import column_problem
 from nats_stream_source.delta.rules.layout import Layout

@@ -4,6 +4,18 @@
 process. It is not a daemon, so the process ends after it. A failure is logged, and the next commit
 tries again.
 
+**Compaction** writes data files again: fewer files, and no removed rows in them. The live rows move
+to new files, and so does the index, row by row; a merge into a table without deletion vectors does
+the same with the files that it touches. The files of a partition are in classes of size, each ten
+times as large as the one below. Once a class has enough files, their live rows are written
+together, and are usually of the class above then; therefore a row is written about once for each
+class. A file whose rows are mostly removed is written alone. Files of the target size stay.
+
+A compaction reads the files, writes the new ones and searches the index for the rows without the
+table's lock. If a merge has replaced rows meanwhile, the commit gives the new files vectors of
+these; without deletion vectors the attempt is dropped. The commit changes no data (``dataChange``
+is false).
+
 **Deletion vectors.** VACUUM of delta-rs deletes data files and ignores the objects with vectors.
 :func:`delete_expired_vectors` deletes those that neither the newest version nor a version within
 the retention names: a ``remove`` action has the vector that a file had, and the time of its
@@ -15,22 +27,40 @@ from __future__ import annotations
 import posixpath
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 
+import numpy as np
 import pyarrow as pa
 import tenacity
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
+from pyroaring import BitMap64
 
-from nats_stream_source.delta.conflicts import first_line
-from nats_stream_source.delta.driver.compaction import compact, select_files
-from nats_stream_source.delta.driver.log import DamagedLogError, now_ms
-from nats_stream_source.delta.driver.snapshot import Snapshot
+from nats_stream_source.delta.conflicts import first_line, retry_conflicts
+from nats_stream_source.delta.driver.data_files import (
+    LiveFile,
+    LiveFiles,
+    PartitionWriter,
+    positions,
+)
+from nats_stream_source.delta.driver.log import (
+    Action,
+    DamagedLogError,
+    VectorError,
+    VectorFile,
+    VersionExistsError,
+    is_vector_path,
+    now_ms,
+    removal,
+    vector_file_name,
+    with_vector,
+)
+from nats_stream_source.delta.driver.snapshot import Replaced, Snapshot
 from nats_stream_source.delta.driver.storage import TableStorage
-from nats_stream_source.delta.driver.vectors import VectorError, is_vector_path, vector_file_name
+from nats_stream_source.delta.rules.reading import Integers
 from nats_stream_source.delta.tables import TableChangedError
 from nats_stream_source.delta.upkeep import (
     MaintenanceResult,
@@ -214,3 +244,196 @@ def delete_expired_vectors(table: Snapshot, upkeep: Upkeep) -> int:
     ]
     table.objects.delete(expired)
     return len(expired)
+
+
+FILES_PER_CLASS = 10
+"""How many files of a class are written together."""
+
+SMALL_FILES = 50
+"""How many files of the smallest class are: the files of single commits."""
+
+_SMALL_BYTES = 1 << 20  # below: the smallest class
+_MOST_FILES = 500  # of one compaction
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A file whose rows move to others.
+
+    Attributes:
+        number: of the file.
+        file: its state at the begin.
+        rows: the positions of its rows that move, in ascending order.
+        start: the position of the first of them among all rows that move.
+    """
+
+    number: int
+    file: LiveFile
+    rows: Integers
+    start: int
+
+
+class Rewrite:
+    """The live rows of files of one partition, written to new files.
+
+    Rows may be taken out of the files beside this, and none is added to them.
+
+    Args:
+        files: by number; their vectors have the rows that do not move.
+        target_bytes: size of a new file.
+        data_change: whether the commit changes rows.
+
+    Attributes:
+        written: the ``add`` of each new file, and its number of rows.
+    """
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        files: Mapping[int, LiveFile],
+        target_bytes: int,
+        *,
+        data_change: bool,
+    ) -> None:
+        self._snapshot = snapshot
+        self._data_change = data_change
+        self._sources: list[_Source] = []
+        partition = next(iter(files.values())).add["partitionValues"]
+        writer = PartitionWriter(snapshot.objects, partition, target_bytes, data_change=data_change)
+        count = 0
+        for number, file in files.items():
+            rows = file.live_positions()
+            self._sources.append(_Source(number, file, rows, count))
+            count += len(rows)
+            if len(rows):
+                writer.add(snapshot.rows_at(file, rows, snapshot.stored_columns))
+        writer.finish()
+        self.written = writer.files
+        if snapshot.indexed:
+            index = snapshot.index
+            self._slots, self._files = index.in_files([*files])
+            at, self._at = index.row[self._slots], np.empty(len(self._slots), np.int64)
+            for source in self._sources:
+                of_source = self._files == source.number
+                self._at[of_source] = np.searchsorted(source.rows, at[of_source]) + source.start
+
+    def removals(self) -> tuple[list[Action], Replaced]:
+        """The actions that remove the files which are still live, and these files."""
+        files = self._snapshot.files
+        live = [source.number for source in self._sources if source.number in files]
+        removed = [removal(files[n].add, data_change=self._data_change) for n in live]
+        return removed, [(number, None) for number in live]
+
+    def removed_since(self) -> Integers:
+        """The positions of moved rows that were removed meanwhile, among all rows that move."""
+        removed, files = [np.empty(0, np.int64)], self._snapshot.files
+        for source in self._sources:
+            since = source.rows
+            if source.number in files:
+                since = positions(files[source.number].vector - source.file.vector)
+            removed.append(np.searchsorted(source.rows, since) + source.start)
+        return np.concatenate(removed)
+
+    def apply(self, new: Sequence[LiveFile | None]) -> None:
+        """Add the new files, and put the rows into them.
+
+        Args:
+            new: None for a file without a live row.
+        """
+        files = [-1 if file is None else self._snapshot.files.add(file) for file in new]
+        if self._snapshot.indexed:
+            index = self._snapshot.index
+            still = index.file[self._slots] == self._files
+            number, at = places(self._at[still], [rows for _, rows in self.written])
+            index.file[self._slots[still]] = np.array(files, np.int32)[number]
+            index.row[self._slots[still]] = at
+
+
+def rewritten(
+    snapshot: Snapshot, files: Mapping[int, LiveFile], target_bytes: int, *, data_change: bool
+) -> list[Rewrite]:
+    """Write the live rows of files of any partition to new files; see :class:`Rewrite`."""
+    of_partition: dict[object, dict[int, LiveFile]] = defaultdict(dict)
+    for number, file in files.items():
+        of_partition[file.partition][number] = file
+    return [
+        Rewrite(snapshot, members, target_bytes, data_change=data_change)
+        for members in of_partition.values()
+    ]
+
+
+def places(at: Integers, counts: Sequence[int]) -> tuple[Integers, Integers]:
+    """Which of several files has each row, and where, by its position in all of them."""
+    starts = np.cumsum([0, *counts])
+    files = np.searchsorted(starts, at, "right") - 1
+    return files, at - starts[files]
+
+
+def select_files(files: LiveFiles, target_bytes: int, small_files: int) -> list[int]:
+    """The numbers of the files to compact next; empty if compaction is not due.
+
+    Args:
+        files: of the table.
+        target_bytes: files of half this size or more are not joined with others.
+        small_files: how many files more than one a class may have, if that is less than usual; 1
+            for as few files as possible, whatever their classes.
+    """
+    classes: dict[tuple[object, int], list[int]] = defaultdict(list)
+    for number, file in files.items():
+        mostly_removed = 2 * file.live_rows < file.rows
+        if mostly_removed and (small_files == 1 or file.add["size"] >= _SMALL_BYTES):
+            return [number]
+        if 2 * file.live_bytes < target_bytes:
+            size = 0 if small_files == 1 else _size_class(file.live_bytes)
+            classes[file.partition, size].append(number)
+    due = [
+        numbers
+        for (_, size), numbers in classes.items()
+        if len(numbers) > min(small_files, (FILES_PER_CLASS if size else SMALL_FILES) - 1)
+    ]
+    return max(due, key=len, default=[])[:_MOST_FILES]
+
+
+def _size_class(size: int) -> int:
+    return 0 if size < _SMALL_BYTES else len(str(size // _SMALL_BYTES))
+
+
+def compact(snapshot: Snapshot, numbers: Sequence[int], target_bytes: int) -> int | None:
+    """Replace files by others with their live rows; returns how many, None if it is dropped.
+
+    With deletion vectors, a file can be removed meanwhile: it no longer has live rows, or another
+    writer has moved them. All its rows are then removed rows of the new files.
+    """
+    with snapshot.lock:
+        if not all(number in snapshot.files for number in numbers):
+            return None
+        files = {number: snapshot.files[number] for number in numbers}
+    rewrite = Rewrite(snapshot, files, target_bytes, data_change=False)
+
+    def commit() -> int | None:
+        with snapshot.lock:
+            snapshot.refresh()
+            return _commit(snapshot, rewrite)
+
+    return retry_conflicts(commit, snapshot.name, (VersionExistsError,))
+
+
+def _commit(snapshot: Snapshot, rewrite: Rewrite) -> int | None:
+    removed = rewrite.removed_since()
+    if len(removed) and not snapshot.vectors:
+        return None
+    of_file, at = places(removed, [rows for _, rows in rewrite.written])
+    vectors = VectorFile()
+    new: list[LiveFile | None] = []
+    for number, (add, rows) in enumerate(rewrite.written):
+        vector = BitMap64(at[of_file == number])
+        if vector:
+            add = with_vector(add, vectors.add(vector), rows, data_change=False)
+        new.append(LiveFile(add, rows, vector) if len(vector) < rows else None)
+    if content := vectors.content():
+        snapshot.objects.put(vectors.name, content)
+    live = [file for file in new if file is not None]
+    actions, replaced = rewrite.removals()
+    actions += [{"add": file.add} for file in live]
+    snapshot.commit("OPTIMIZE", actions, replaced, lambda: rewrite.apply(new))
+    return len(live)

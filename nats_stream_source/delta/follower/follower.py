@@ -22,7 +22,7 @@ from nats_stream_source.delta.follower.run import Run
 from nats_stream_source.delta.follower.table import FollowedTable
 from nats_stream_source.delta.location import TableLocation
 from nats_stream_source.delta.merge_result import MergeResult
-from nats_stream_source.delta.rules.arguments import ChangeRules
+from nats_stream_source.delta.rules.events import ChangeRules
 from nats_stream_source.delta.rules.layout import Deletes
 from nats_stream_source.delta.upkeep import COMMIT_INTERVAL, DEFAULT_UPKEEP, Upkeep
 from nats_stream_source.errors import ConfigurationError, OptionError, TableConflictError

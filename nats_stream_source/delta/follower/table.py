@@ -21,8 +21,8 @@ from nats_stream_source.delta.driver.position import PositionLog
 from nats_stream_source.delta.driver.storage import TableStorage
 from nats_stream_source.delta.location import TableLocation
 from nats_stream_source.delta.merge_result import MergeResult
-from nats_stream_source.delta.rules.arguments import ChangeRules
 from nats_stream_source.delta.rules.events import (
+    ChangeRules,
     EventBatch,
     EventTable,
     event_shape,

@@ -13,8 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nats_stream_source.delta.rules.history import events_that_count, history_changes
-from nats_stream_source.delta.rules.kept_values import with_kept_values
-from nats_stream_source.delta.rules.latest import greater_deletes, latest_changes
+from nats_stream_source.delta.rules.latest import greater_deletes, latest_changes, with_kept_values
 from nats_stream_source.delta.rules.layout import (
     ORDER_COLUMNS,
     REPLACES,

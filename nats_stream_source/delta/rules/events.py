@@ -1,4 +1,8 @@
-"""The events of a batch: its rows with the columns by which the rule orders and applies them.
+"""The rules of change data as the caller gives them, and the events that they make of a batch.
+
+The words are those of Spark's AUTO CDC. :class:`ChangeRules` checks what can be checked without a
+batch, and resolves the names of its columns. Events are the batch's rows with the columns by which
+the rule orders and applies them:
 
 - ``__SEQUENCE``: the sequence, unless the row has it in columns of its own
 - ``__DELETE``: whether the event deletes its key; a condition that is null does not
@@ -11,26 +15,262 @@ Where these follow from a bucket's entries, they are computed here; else the row
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nats_stream_source.delta.rules.arguments import ChangeRules, is_entries
 from nats_stream_source.delta.rules.layout import (
     DELETE,
+    DELETED_COLUMN,
     DELIVERY_COLUMNS,
     EVENT_COLUMNS,
     ORDER_COLUMNS,
     REQUIRED_COLUMNS,
     SEQUENCE,
     TIME,
+    Deletes,
     Layout,
     entry_keys,
+    validate_deletes,
 )
 from nats_stream_source.delta.schema import conform, sql_type, stored_field
+from nats_stream_source.errors import ConfigurationError
+
+ScdType = Literal[1, 2]
+Expression: TypeAlias = Any
+"""A column name or an SQL expression as text, or a Column of Spark."""
+
+PUT = "operation <> 'PUT'"
+"""The condition of an entry that deletes its key."""
+
+
+_CONTRADICTIONS = (
+    ("column_list", "except_column_list", "pass one of them"),
+    ("track_history_column_list", "track_history_except_column_list", "pass one of them"),
+    *(
+        (name, "stored_as_scd_type=1", f"pass stored_as_scd_type=2, or remove {name}")
+        for name in ("track_history_column_list", "track_history_except_column_list")
+    ),
+    ("deletes='mark'", "stored_as_scd_type=2", "remove deletes: a delete closes the key's row"),
+    (
+        "unavailable_columns",
+        "stored_as_scd_type=2",
+        "pass stored_as_scd_type=1, or have the source send all values (REPLICA IDENTITY FULL in "
+        "Postgres): a version does not keep values of another one",
+    ),
+)
+"""Arguments that exclude each other, and what to do."""
+
+
+@dataclass(frozen=True)
+class ChangeRules:
+    """How the events of a batch change a table; see :func:`nats_stream_source.delta.merge`.
+
+    Attributes:
+        keys: columns that identify a key; None for those of a bucket's entries.
+        sequence_by: columns or expressions that order the events of a key, compared one by one;
+            None for the order of a stream's entries.
+        apply_as_deletes: condition of an event that deletes its key; None for the markers of a
+            bucket's entries, and for no deletes in other rows.
+        column_list: the selected columns; None for all.
+        except_column_list: the columns that are not selected; None for none.
+        stored_as_scd_type: 1 for one row per key, 2 for one row per version.
+        track_history_column_list: with SCD type 2, the columns whose changes make a version; None
+            for the default.
+        track_history_except_column_list: with SCD type 2, columns that do not make a version beside
+            those of the default.
+        unavailable_columns: column with the names of the columns whose value the row keeps.
+    """
+
+    deletes: Deletes = "remove"
+    keys: tuple[str, ...] | None = None
+    sequence_by: tuple[Expression, ...] | None = None
+    apply_as_deletes: Expression | None = None
+    column_list: tuple[str, ...] | None = None
+    except_column_list: tuple[str, ...] | None = None
+    stored_as_scd_type: ScdType = 1
+    track_history_column_list: tuple[str, ...] | None = None
+    track_history_except_column_list: tuple[str, ...] | None = None
+    unavailable_columns: str | None = None
+
+    @staticmethod
+    def of(**arguments: Any) -> ChangeRules:
+        """The rules of the arguments of :func:`nats_stream_source.delta.merge`.
+
+        Raises:
+            ConfigurationError: an argument is invalid, or two contradict each other.
+        """
+        given = {name: value for name, value in arguments.items() if value is not None}
+        validate_deletes(given.get("deletes", "remove"))
+        # Spark's AUTO CDC also takes the type as a text.
+        scd_type = given.get("stored_as_scd_type", 1)
+        if isinstance(scd_type, bool) or str(scd_type) not in ("1", "2"):
+            raise ConfigurationError(
+                f"invalid argument: stored_as_scd_type is {scd_type!r}, expected 1 or 2"
+            )
+        given["stored_as_scd_type"] = int(scd_type)
+        values = {f"{name}={given.get(name)!r}" for name in ("deletes", "stored_as_scd_type")}
+        for one, other, action in _CONTRADICTIONS:
+            if {one, other} <= {*given, *values}:
+                raise ConfigurationError(f"invalid arguments: {one} with {other}; {action}")
+        if isinstance(given.get("keys"), str):
+            given["keys"] = [given["keys"]]
+        for name, value in given.items():
+            if name == "keys" or name.endswith("_list"):
+                given[name] = _names(name, value)
+        if "sequence_by" in given:
+            given["sequence_by"] = _sequence(given["sequence_by"])
+        for name, expected, valid in (
+            ("apply_as_deletes", "an SQL condition or a Column", _is_expression),
+            ("unavailable_columns", "the name of a column", lambda value: isinstance(value, str)),
+        ):
+            if name in given and not valid(given[name]):
+                raise ConfigurationError(
+                    f"invalid argument: {name} is {given[name]!r}, expected {expected}"
+                )
+        return ChangeRules(**given)
+
+    def of_entries(self, columns: Sequence[str]) -> bool:
+        """Whether the rules are those of a bucket's newest entries, one row per key.
+
+        Args:
+            columns: of the batch.
+        """
+        return (
+            self.stored_as_scd_type == 1
+            and _is_default(self.apply_as_deletes, PUT)
+            and (self.keys is None or self.keys == entry_keys(self.selected(columns)))
+            and self.default_order
+            and self.unavailable_columns is None
+        )
+
+    @property
+    def default_order(self) -> bool:
+        """Whether events are ordered and deleted as a bucket's entries are."""
+        order = _is_default(self.sequence_by, ORDER_COLUMNS)
+        return order and _is_default(self.apply_as_deletes, PUT)
+
+    def selected(self, columns: Sequence[str]) -> list[str]:
+        """The columns of a batch that the rules select, in the order of the batch."""
+        delivery = DELIVERY_COLUMNS if is_entries(columns) else ()
+        excluded = {*(self.except_column_list or ()), *delivery, self.unavailable_columns}
+        return [
+            name
+            for name in columns
+            if name not in excluded and (self.column_list is None or name in self.column_list)
+        ]
+
+    def validate_columns(self, columns: Sequence[str]) -> None:
+        """Raise ConfigurationError if the rules do not fit a batch with these columns."""
+        lists = (
+            ("keys", self.keys),
+            ("column_list", self.column_list),
+            ("except_column_list", self.except_column_list),
+            ("track_history_column_list", self.track_history_column_list),
+            ("track_history_except_column_list", self.track_history_except_column_list),
+            ("unavailable_columns", self.unavailable_columns and (self.unavailable_columns,)),
+        )
+        for argument, names in lists:
+            for name in names or ():
+                _require_column(argument, name, columns)
+        selected = self.selected(columns)
+        if self.of_entries(columns):
+            self._validate_entries(selected)
+        elif not is_entries(columns):
+            for argument, given in (("keys", self.keys), ("sequence_by", self.sequence_by)):
+                if given is None:
+                    raise ConfigurationError(
+                        f"could not merge the batch: {argument} is missing, and only rows of "
+                        f"nats_kv have a default; pass {argument}"
+                    )
+        for name in self.keys or entry_keys(selected):
+            if name not in selected:
+                raise ConfigurationError(
+                    f"could not merge the batch: the key {name!r} is not a selected column; keep "
+                    f"it in the selection"
+                )
+        for argument, names in lists[3:5]:
+            for name in names or ():
+                if name not in selected:
+                    raise ConfigurationError(
+                        f"could not merge the batch: {argument} has {name!r}, which is not a "
+                        f"selected column; select it, or remove it from the list"
+                    )
+
+    def _validate_entries(self, selected: Sequence[str]) -> None:
+        missing = [name for name in REQUIRED_COLUMNS if name not in selected]
+        if missing:
+            required = ", ".join(f"'{name}'" for name in REQUIRED_COLUMNS)
+            raise ConfigurationError(
+                f"could not merge the batch: it has no column '{missing[0]}'; keep {required} as "
+                f"the source delivers them"
+            )
+        own = next((name for name in selected if name.lower() == DELETED_COLUMN), None)
+        if self.deletes == "mark" and own is not None:
+            raise ConfigurationError(
+                f"could not merge the batch: it has its own column '{own}', which deletes='mark' "
+                f"writes; rename the column"
+            )
+
+
+def is_entries(columns: Sequence[str]) -> bool:
+    """Whether these are the columns of a bucket's entries."""
+    return all(column in columns for column in REQUIRED_COLUMNS)
+
+
+def _is_default(given: object, default: object) -> bool:
+    """Whether an argument is missing or the default of entries; a Column cannot be compared."""
+    parts = given if isinstance(given, tuple) else (given,)
+    texts = all(part is None or isinstance(part, str) for part in parts)
+    return given is None or (texts and given == default)
+
+
+def _require_column(argument: str, name: str, columns: Sequence[str]) -> None:
+    if name in columns:
+        return
+    near = difflib.get_close_matches(name, columns, 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"the columns are {', '.join(columns)}"
+    raise ConfigurationError(
+        f"could not merge the batch: {argument} has {name!r}, which is not a column of it; {hint}"
+    )
+
+
+def _names(argument: str, given: Iterable[str]) -> tuple[str, ...]:
+    names = (given,) if isinstance(given, str) else tuple(given)
+    if isinstance(given, str) or not all(isinstance(name, str) for name in names):
+        raise ConfigurationError(
+            f"invalid argument: {argument} is {given!r}, expected a list of column names"
+        )
+    if not names and argument in ("keys", "column_list"):
+        raise ConfigurationError(
+            f"invalid argument: {argument} is empty, expected column names, or None"
+        )
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise ConfigurationError(
+            f"invalid argument: {argument} has {repeated[0]!r} twice; name each column once"
+        )
+    return names
+
+
+def _sequence(given: object) -> tuple[Expression, ...]:
+    parts = tuple(given) if isinstance(given, (list, tuple)) else (given,)
+    if not parts or not all(map(_is_expression, parts)):
+        raise ConfigurationError(
+            f"invalid argument: sequence_by is {given!r}, expected a column name, an SQL "
+            f"expression, a Column, or a list of these"
+        )
+    return parts
+
+
+def _is_expression(part: object) -> bool:
+    """Whether this is a text, or a Column of Spark, which this module does not import."""
+    return bool(part.strip()) if isinstance(part, str) else type(part).__name__ == "Column"
+
 
 _ENTRY_COLUMNS = (*REQUIRED_COLUMNS, "created", *DELIVERY_COLUMNS)
 

@@ -35,8 +35,14 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import LongType, StructField, StructType
 
 from nats_stream_source.delta.conflicts import first_line
-from nats_stream_source.delta.rules.arguments import PUT, ChangeRules, is_entries
-from nats_stream_source.delta.rules.events import EventBatch, EventShape, event_shape
+from nats_stream_source.delta.rules.events import (
+    PUT,
+    ChangeRules,
+    EventBatch,
+    EventShape,
+    event_shape,
+    is_entries,
+)
 from nats_stream_source.delta.rules.layout import (
     DELETE,
     ORDER_COLUMNS,

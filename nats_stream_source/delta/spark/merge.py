@@ -29,8 +29,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from nats_stream_source.delta.compare_with_bucket import ReconcileResult, compare_with_bucket
 from nats_stream_source.delta.location import AutoLimits, Engine, TableArgument, TableLocation
 from nats_stream_source.delta.merge_result import MergeResult, merge_metrics
-from nats_stream_source.delta.rules.arguments import ChangeRules, ScdType
-from nats_stream_source.delta.rules.events import EventBatch
+from nats_stream_source.delta.rules.events import ChangeRules, EventBatch, ScdType
 from nats_stream_source.delta.rules.layout import Deletes, validate_deletes
 from nats_stream_source.delta.spark.batch import Collector, batch_of
 from nats_stream_source.delta.spark.choice import EngineChoice, require_engine

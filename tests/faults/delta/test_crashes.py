@@ -17,13 +17,11 @@ from deltalake import DeltaTable, write_deltalake
 
 from nats_stream_source.delta import Upkeep
 from nats_stream_source.delta.driver import upkeep
-from nats_stream_source.delta.driver.compaction import compact
 from nats_stream_source.delta.driver.key_index import KeyIndex
-from nats_stream_source.delta.driver.log import VersionExistsError, now_ms
+from nats_stream_source.delta.driver.log import VersionExistsError, now_ms, vector_path
 from nats_stream_source.delta.driver.objects import TableObjects
 from nats_stream_source.delta.driver.snapshot import Snapshot
-from nats_stream_source.delta.driver.upkeep import delete_expired_vectors
-from nats_stream_source.delta.driver.vectors import vector_path
+from nats_stream_source.delta.driver.upkeep import compact, delete_expired_vectors
 from nats_stream_source.delta.tables import EngineRefusedError
 from nats_stream_source.errors import ConfigurationError, TableError
 from tests.integration.delta.driver.in_process import (

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from nats_stream_source.delta.driver.compaction import compact
+from nats_stream_source.delta.driver.upkeep import compact
 from nats_stream_source.delta.rules.layout import Deletes
 from nats_stream_source.delta.tables import TableChangedError
 from nats_stream_source.delta.upkeep import Upkeep

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from nats_stream_source.delta import Engine, merge
 from nats_stream_source.delta.location import TableArgument
-from nats_stream_source.delta.rules.arguments import ScdType
+from nats_stream_source.delta.rules.events import ScdType
 from nats_stream_source.delta.spark.columns import quote
 from nats_stream_source.errors import ConfigurationError
 from tests.integration.delta.merge_model import ENGINES, Frame, put

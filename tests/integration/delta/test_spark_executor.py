@@ -15,8 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from nats_stream_source.delta.merge_result import MergeResult
-from nats_stream_source.delta.rules.arguments import ChangeRules
-from nats_stream_source.delta.rules.events import EventBatch
+from nats_stream_source.delta.rules.events import ChangeRules, EventBatch
 from nats_stream_source.delta.spark import batch as batches
 from nats_stream_source.delta.spark import engine as spark_engine
 from nats_stream_source.delta.spark.batch import Collector, batch_of

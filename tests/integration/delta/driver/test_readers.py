@@ -17,8 +17,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaProtocolError
 from pyspark.sql import SparkSession
 
-from nats_stream_source.delta.driver.compaction import compact
 from nats_stream_source.delta.driver.data_files import LiveFile
+from nats_stream_source.delta.driver.upkeep import compact
 from nats_stream_source.delta.rules.layout import Deletes
 from tests.integration.delta.driver.in_process import ARROW, InProcessTable
 from tests.integration.delta.merge_model import CREATED, both_modes

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from nats_stream_source.delta.driver.compaction import compact, select_files
 from nats_stream_source.delta.driver.objects import TableObjects
+from nats_stream_source.delta.driver.upkeep import compact, select_files
 from nats_stream_source.delta.tables import TableChangedError
 from nats_stream_source.delta.upkeep import Upkeep
 from nats_stream_source.errors import TableError

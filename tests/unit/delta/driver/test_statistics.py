@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from nats_stream_source.delta.driver.statistics import Statistics
+from nats_stream_source.delta.driver.data_files import Statistics
 
 _US = pa.timestamp("us")
 _TIME = 1_767_225_600_000_000  # 2026-01-01

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap64
 
-from nats_stream_source.delta.driver.vectors import (
+from nats_stream_source.delta.driver.log import (
     VectorError,
     VectorFile,
     is_vector_path,

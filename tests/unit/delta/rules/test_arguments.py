@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from nats_stream_source.delta.rules.arguments import ChangeRules
+from nats_stream_source.delta.rules.events import ChangeRules
 from nats_stream_source.delta.rules.layout import SEQUENCE, UNAVAILABLE, Layout
 from nats_stream_source.errors import ConfigurationError
 from tests.support.cdc.events import RULES
