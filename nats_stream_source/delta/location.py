@@ -40,7 +40,6 @@ class TableLocation:
 
     Attributes:
         table: path, URI or catalog name as the user gave it.
-        engine: the user's choice.
         storage_options: options of delta-rs for an object store; never in a repr, as they have
             secrets.
         name: ``table`` as text, for messages.
@@ -102,11 +101,7 @@ class TableLocation:
         return _collapsed(self.name)
 
     def driver_problem(self, filesystem: str | None) -> str | None:
-        """Why ``engine="auto"`` does not take the driver for this location; None if it does.
-
-        Args:
-            filesystem: see :meth:`path_for_spark`.
-        """
+        """Why ``engine="auto"`` does not take the driver for this location; None if it does."""
         if not self.is_path:
             return "the table is a name in the catalog"
         if not driver_installed():

@@ -143,11 +143,7 @@ IMPLIED_FEATURES: dict[int, tuple[str, ...]] = {
 """Features that a writer version has without their names, with those of the versions below."""
 
 _OUTSIDE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*:/")
-_IN_COLUMNS = {
-    b"delta.generationExpression": "delta.generationExpression",
-    b"delta.identity.step": "delta.identity.step",
-    b"delta.invariants": "delta.invariants",
-}
+_IN_COLUMNS = ("delta.generationExpression", "delta.identity.step", "delta.invariants")
 
 
 def row(kind: str, name: str) -> Refusal:
@@ -204,11 +200,10 @@ def column_problem(schema: pa.Schema, partitions: Iterable[str]) -> str | None:
 
     Args:
         schema: the table's columns, with the metadata that the log has.
-        partitions: the names of its partition columns.
     """
     for field in schema:
-        for key, name in _IN_COLUMNS.items():
-            if key in (field.metadata or {}):
+        for name in _IN_COLUMNS:
+            if name.encode() in (field.metadata or {}):
                 return reason(COLUMN, name, field.name)
         if declared_length(field):
             return reason(COLUMN, "CHAR, VARCHAR", field.name)

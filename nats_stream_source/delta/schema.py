@@ -171,9 +171,7 @@ def with_new_columns(table: str, schema: pa.Schema, batch: Iterable[pa.Field]) -
     """The table's columns with those of a batch; ``schema`` itself if the table has them all.
 
     Args:
-        table: path or name, for the error.
         schema: the table's columns; none for a table that is to be created.
-        batch: the columns to store.
 
     Raises:
         ConfigurationError: the table cannot store the columns.
@@ -214,7 +212,6 @@ def widened_columns(schema: pa.Schema, new: pa.Schema) -> list[str]:
     them.
 
     Args:
-        schema: the table's columns.
         new: as :func:`with_new_columns` returns them.
     """
     return [
@@ -225,13 +222,7 @@ def widened_columns(schema: pa.Schema, new: pa.Schema) -> list[str]:
 
 
 def log_new_columns(table: str, schema: pa.Schema, new: pa.Schema) -> None:
-    """Log the columns of a batch that a table has got.
-
-    Args:
-        table: path or name.
-        schema: the columns before.
-        new: the columns after.
-    """
+    """Log the columns of a batch that a table has got."""
     widened = widened_columns(schema, new)
     before = {field.name: field.type for field in schema}
     added = [f.name for f in new if before.get(f.name) != f.type and f.name not in widened]
@@ -253,7 +244,6 @@ def conform(rows: pa.Table, schema: pa.Schema, table: str) -> pa.Table:
     Args:
         rows: a column that the schema lacks is left out.
         schema: the types that :func:`with_new_columns` has found for the rows.
-        table: path or name, for the error.
 
     Raises:
         ConfigurationError: a value, or a part of one, is null that is NOT NULL in the schema.
@@ -390,12 +380,7 @@ def validate_names(columns: Sequence[str]) -> None:
 
 
 def require_storable_names(table: str, schema: pa.Schema) -> None:
-    """Raise ConfigurationError if a table without column mapping cannot have these columns.
-
-    Args:
-        table: path or name, for the message.
-        schema: the columns that the table is to have.
-    """
+    """Raise ConfigurationError if a table without column mapping cannot have these columns."""
     for name in [*schema.names, *(name for field in schema for name in _field_names(field.type))]:
         found = next((one for one in name if one in COLUMN_NAME_CHARACTERS), None)
         if found is not None or not name:

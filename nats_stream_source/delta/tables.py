@@ -22,8 +22,8 @@ import pyarrow as pa
 from nats_stream_source.delta.merge_result import MergeResult
 from nats_stream_source.delta.rules.changes import require_valid
 from nats_stream_source.delta.rules.events import EventBatch, EventShape
-from nats_stream_source.delta.rules.layout import Layout, missing_state_error
-from nats_stream_source.delta.rules.reading import Where
+from nats_stream_source.delta.rules.layout import Layout
+from nats_stream_source.delta.rules.rows import Where
 from nats_stream_source.delta.schema import (
     require_storable_names,
     same_columns,
@@ -82,11 +82,7 @@ _T = TypeVar("_T", bound=Table)
 
 
 class Engine(ABC, Generic[_T]):
-    """An executor of one location: the steps, without what depends on the executor.
-
-    Args:
-        name: path, URI or name of the table as the user gave it.
-    """
+    """An executor of one location: the steps, without what depends on the executor."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -107,7 +103,6 @@ class Engine(ABC, Generic[_T]):
         """Merge events into the table and its state table, which are created if need be.
 
         Args:
-            batch: the events.
             upkeep: when what is due after the merge, and the properties of a table that is created;
                 None for no upkeep and Delta's own properties.
 
@@ -146,7 +141,11 @@ class Engine(ABC, Generic[_T]):
         if found is not None:
             layout.state(table.table_id if table else "").verify_state(self._name, found.layout)
         elif table is not None and not table.is_empty():
-            raise missing_state_error(self._name)
+            raise ConfigurationError(
+                f"could not merge the batch: the state table {self._name!r} does not exist beside "
+                f"a table with rows, and late events would be merged wrongly without it; restore "
+                f"it, or replay the events into a new table"
+            )
         return found
 
     def _created(

@@ -87,11 +87,7 @@ class Upkeep:
             )
 
     def table_properties(self, deletion_vectors: bool) -> dict[str, str]:
-        """The properties of a table that is created with this upkeep.
-
-        Args:
-            deletion_vectors: whether the table is created with deletion vectors.
-        """
+        """The properties of a table that is created with this upkeep."""
         default = VECTORS_RETENTION_HOURS if deletion_vectors else SAFE_RETENTION_HOURS
         hours = self.retention_hours or default
         log_hours = max(self.log_retention_hours or hours, hours)

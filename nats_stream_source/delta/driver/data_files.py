@@ -41,7 +41,7 @@ from nats_stream_source.delta.driver.log import (
     vector_rows,
 )
 from nats_stream_source.delta.driver.objects import TableObjects
-from nats_stream_source.delta.rules.reading import Integers
+from nats_stream_source.delta.rules.rows import Integers
 
 LARGEST_FILE = 4 << 20
 """Size of a data file up to which its rows are kept."""
@@ -111,9 +111,7 @@ class PartitionWriter:
     as small files again. Memory: one file, and the rows of a row group.
 
     Args:
-        objects: of the table's directory.
         partition: the value of each partition column as the log has it.
-        target_bytes: size of a file.
         data_change: whether the rows are new to readers of the table's changes.
 
     Attributes:
@@ -312,11 +310,7 @@ _Path = tuple[str, ...]
 
 
 class Statistics:
-    """The statistics of one file, whose rows come in parts.
-
-    Attributes:
-        rows: the number of rows.
-    """
+    """The statistics of one file, whose rows come in parts."""
 
     def __init__(self) -> None:
         self.rows = 0

@@ -26,7 +26,7 @@ from nats_stream_source.delta.refused import (
 from nats_stream_source.delta.rules.changes import changes_of, recorded_changes
 from nats_stream_source.delta.rules.events import EventShape
 from nats_stream_source.delta.rules.layout import Layout
-from nats_stream_source.delta.rules.reading import Reader, RowChanges
+from nats_stream_source.delta.rules.rows import Reader, RowChanges
 from nats_stream_source.delta.tables import Engine, EngineRefusedError
 from nats_stream_source.delta.upkeep import Upkeep
 from nats_stream_source.errors import ConfigurationError
@@ -39,7 +39,6 @@ class DriverEngine(Engine[DriverTable]):
     """See :class:`nats_stream_source.delta.tables.Engine`. A query keeps it from batch to batch.
 
     Args:
-        storage: of the table.
         deletion_vectors: see :func:`nats_stream_source.delta.merge`.
         limit: of the index in bytes; None for no limit.
         enforced: whether an index beyond the limit is refused; else a warning is logged.

@@ -27,8 +27,7 @@ from numpy.typing import NDArray
 
 from nats_stream_source.delta.driver.key_index import KeyIndex, Keys, encoded_keys
 from nats_stream_source.delta.rules.layout import SEQUENCE, Layout
-from nats_stream_source.delta.rules.order import greater, sequence_parts
-from nats_stream_source.delta.rules.reading import Integers
+from nats_stream_source.delta.rules.rows import Integers, greater, sequence_parts
 from nats_stream_source.errors import ConfigurationError
 
 NO_FILE = -1
@@ -43,11 +42,6 @@ _NULL = int(np.iinfo(np.int64).min)  # in the order of a row: older than each va
 
 class RowIndex:
     """See the module.
-
-    Args:
-        table: path or URI as the user gave it, for errors.
-        schema: the table's columns.
-        layout: of the table.
 
     Attributes:
         columns: those that are read to index a row.
@@ -105,7 +99,7 @@ class RowIndex:
         return self._with_rows(self._slots.find(self._identities(rows)))
 
     def of_keys(self, keys: pa.Table) -> Integers:
-        """See :class:`nats_stream_source.delta.rules.reading.Reader`."""
+        """See :class:`nats_stream_source.delta.rules.rows.Reader`."""
         encoded = self._encoded(keys, self._layout.keys)
         if self._chains is None:
             slots = self._with_rows(self._slots.find(Keys.of(encoded)))
@@ -160,7 +154,6 @@ class RowIndex:
 
         Args:
             rows: the indexed columns of all its rows.
-            live: the positions of the live rows.
 
         Raises:
             ConfigurationError: two rows have one identity.
@@ -181,8 +174,6 @@ class RowIndex:
         Args:
             rows: with the indexed columns; each identity once.
             replaced: the slot of the row with the same identity, -1 if there is no row.
-            files: the data file of each row.
-            positions: where each is in its file.
         """
         slots, new = replaced.copy(), np.flatnonzero(replaced < 0)
         if len(new):

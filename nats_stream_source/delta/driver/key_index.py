@@ -17,8 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from nats_stream_source.delta.rules.order import without_negative_zero
-from nats_stream_source.delta.rules.reading import Integers
+from nats_stream_source.delta.rules.rows import Integers, without_negative_zero
 
 _RATIO = 4  # of the sizes of two runs
 _HASHED_AT_ONCE = 1 << 18  # keys; bounds the memory of a hash

@@ -84,8 +84,6 @@ class LogState:
         files: the ``add`` of each live file.
         removed: the ``remove`` of each file that the log still names.
         transactions: the ``version`` of each ``txn``, by its id.
-        metadata: the last ``metaData``.
-        protocol: the last ``protocol``.
     """
 
     version: int = -1

@@ -53,7 +53,6 @@ class TableObjects:
     """The objects below a table's directory, by their paths within it.
 
     Args:
-        store: of the directory.
         root: scheme and host of an object store; empty for a local disk.
         access: what the store is used with; equal for equal options.
 

@@ -47,7 +47,6 @@ class PositionLog:
     """Reads the position of one query from the log of its table, and adds it to commits.
 
     Args:
-        stream: the stream's name.
         query: digest of what the query reads.
 
     Attributes:
@@ -99,7 +98,6 @@ class PositionLog:
 
         Args:
             table: after its refresh.
-            changed: whether the commit changes rows.
 
         Raises:
             PositionVoidError: another writer has restored a version of the table or created it

@@ -48,7 +48,7 @@ from nats_stream_source.delta.driver.log import (
 from nats_stream_source.delta.driver.storage import TableStorage, schema_of
 from nats_stream_source.delta.refused import DELETION_VECTORS
 from nats_stream_source.delta.rules.layout import Layout, layout_of
-from nats_stream_source.delta.rules.reading import Integers
+from nats_stream_source.delta.rules.rows import Integers
 from nats_stream_source.delta.tables import EngineRefusedError, TableChangedError
 from nats_stream_source.errors import TableError
 from nats_stream_source.logs import field_logger
@@ -67,14 +67,9 @@ Replaced = list[tuple[int, "LiveFile | None"]]
 class Snapshot:
     """See the module. A thread that calls a method holds ``lock``.
 
-    It is also the :class:`~nats_stream_source.delta.rules.reading.Reader` of its version.
-
-    Args:
-        storage: of the table.
-        state: the version to begin with.
+    It is also the :class:`~nats_stream_source.delta.rules.rows.Reader` of its version.
 
     Attributes:
-        schema: the table's columns.
         stored_schema: the same, all of them nullable, as in data files and in memory.
         layout: of the table; None if this package did not create it.
         vectors: whether removed rows are written as deletion vectors.
@@ -123,15 +118,15 @@ class Snapshot:
     # -- rows -----------------------------------------------------------------------------------
 
     def find(self, keys: pa.Table) -> Integers:
-        """See :class:`nats_stream_source.delta.rules.reading.Reader`."""
+        """See :class:`nats_stream_source.delta.rules.rows.Reader`."""
         return self.index.find(keys)
 
     def of_keys(self, keys: pa.Table) -> Integers:
-        """See :class:`nats_stream_source.delta.rules.reading.Reader`."""
+        """See :class:`nats_stream_source.delta.rules.rows.Reader`."""
         return self.index.of_keys(keys)
 
     def read(self, slots: Integers, columns: Sequence[str]) -> pa.Table:
-        """See :class:`nats_stream_source.delta.rules.reading.Reader`."""
+        """See :class:`nats_stream_source.delta.rules.rows.Reader`."""
         if self.index.has_columns(columns):
             return self.index.read_order(slots, columns)
         schema = pa.schema([self.stored_schema.field(name) for name in columns])
@@ -275,9 +270,6 @@ class Snapshot:
 
     def build_index(self, limit: int | None) -> None:
         """Build the index, without which no rows are changed.
-
-        Args:
-            limit: its size in bytes; None for no limit.
 
         Raises:
             EngineRefusedError: the index exceeds its limit.

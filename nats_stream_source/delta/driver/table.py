@@ -53,7 +53,7 @@ from nats_stream_source.delta.driver.upkeep import (
 from nats_stream_source.delta.merge_result import MergeResult
 from nats_stream_source.delta.refused import column_problem
 from nats_stream_source.delta.rules.layout import Layout
-from nats_stream_source.delta.rules.reading import Integers, Reader, RowChanges, Where
+from nats_stream_source.delta.rules.rows import Integers, Reader, RowChanges, Where
 from nats_stream_source.delta.schema import (
     conform,
     log_new_columns,
@@ -79,7 +79,6 @@ class DriverTable:
     """See :class:`nats_stream_source.delta.tables.Table`. It stays open from batch to batch.
 
     Args:
-        storage: of the table.
         limit: of the index in bytes; None for no limit.
         enforced: whether an index beyond the limit is refused; else a warning is logged.
 
@@ -203,7 +202,6 @@ class DriverTable:
 
         Args:
             select: reads the version; it is called again if another writer commits first.
-            upkeep: what is due after the commit.
             position: adds the position of a follower to the commit, or raises PositionVoidError.
         """
         target_bytes = upkeep.target_file_bytes if upkeep else _TARGET_BYTES

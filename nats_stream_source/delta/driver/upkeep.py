@@ -60,7 +60,7 @@ from nats_stream_source.delta.driver.log import (
 )
 from nats_stream_source.delta.driver.snapshot import Replaced, Snapshot
 from nats_stream_source.delta.driver.storage import TableStorage
-from nats_stream_source.delta.rules.reading import Integers
+from nats_stream_source.delta.rules.rows import Integers
 from nats_stream_source.delta.tables import TableChangedError
 from nats_stream_source.delta.upkeep import (
     MaintenanceResult,
@@ -261,7 +261,6 @@ class _Source:
     """A file whose rows move to others.
 
     Attributes:
-        number: of the file.
         file: its state at the begin.
         rows: the positions of its rows that move, in ascending order.
         start: the position of the first of them among all rows that move.
@@ -280,7 +279,6 @@ class Rewrite:
 
     Args:
         files: by number; their vectors have the rows that do not move.
-        target_bytes: size of a new file.
         data_change: whether the commit changes rows.
 
     Attributes:
@@ -373,7 +371,6 @@ def select_files(files: LiveFiles, target_bytes: int, small_files: int) -> list[
     """The numbers of the files to compact next; empty if compaction is not due.
 
     Args:
-        files: of the table.
         target_bytes: files of half this size or more are not joined with others.
         small_files: how many files more than one a class may have, if that is less than usual; 1
             for as few files as possible, whatever their classes.

@@ -101,7 +101,9 @@ class Follower:
         assert self._options.bucket is not None
         self.bucket = self._options.bucket
         self.stream = stream_of(self.bucket)
-        self._query = _digest(self._options, history=history)
+        # What the position depends on beside the stream.
+        parts = [self._options.keys, self._options.codec.key, self._options.codec.value, history]
+        self._query = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
         self._upkeep = upkeep
         if not 0 <= commit_interval <= _LONGEST_INTERVAL:
             raise ConfigurationError(
@@ -199,9 +201,3 @@ def _parsed(options: dict[str, str], *, history: bool) -> KvOptions:
         if name.lower() in given:
             raise OptionError(f"option {name!r} is not one of a follower: {reason}")
     return kv_options(options, Mode.STREAMING)
-
-
-def _digest(options: KvOptions, *, history: bool) -> str:
-    """What the position of a follower depends on beside the stream: keys, codecs, history."""
-    parts = [options.keys, options.codec.key, options.codec.value, history]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]

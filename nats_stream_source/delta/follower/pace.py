@@ -47,9 +47,6 @@ class FollowProgress:
 class Pace:
     """The time between commits.
 
-    Args:
-        shortest: in seconds.
-
     Attributes:
         seconds: the time from the begin of a commit to that of the next one.
     """

@@ -79,12 +79,8 @@ class Run:
     """The follower from one start to its end, or until it begins again.
 
     Args:
-        adapter: the query of the bucket.
-        table: of the follower.
-        connection: of the follower.
         thread: calls the table's methods.
         stop: is set to end the run.
-        pace: the time between two commits.
         once: whether the run ends when the table has what the bucket had at the start.
         progress: of the earlier runs.
         on_merge: called with the result of each merge.

@@ -28,8 +28,8 @@ from nats_stream_source.delta.rules.events import (
     event_shape,
 )
 from nats_stream_source.delta.rules.layout import ORDER_COLUMNS, SEQUENCE
-from nats_stream_source.delta.rules.order import DecidingEvents
 from nats_stream_source.delta.rules.reconciled import open_row_columns, open_rows
+from nats_stream_source.delta.rules.rows import DecidingEvents
 from nats_stream_source.delta.tables import EngineRefusedError, TableChangedError
 from nats_stream_source.delta.upkeep import Upkeep
 from nats_stream_source.errors import ConfigurationError
@@ -42,15 +42,7 @@ _T = TypeVar("_T")
 
 
 class FollowedTable:
-    """Merges the entries of one bucket into one table.
-
-    Args:
-        location: of the table.
-        rules: how entries change it.
-        options: of the bucket.
-        position: of the follower, in the table's log.
-        upkeep: what is due after a commit; None for no upkeep.
-    """
+    """Merges the entries of one bucket into one table."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """The changes of a batch by the SCD type of the table, and the check of the events before.
 
 Pure: Arrow in, Arrow out. An executor gives :func:`changes_of` a reader of the table and one of its
-state table (:mod:`reading`), and applies the changes that come back.
+state table (:mod:`rows`), and applies the changes that come back.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from nats_stream_source.delta.rules.layout import (
     UNAVAILABLE,
     Layout,
 )
-from nats_stream_source.delta.rules.order import has_null, sequence_parts
-from nats_stream_source.delta.rules.reading import Reader, RowChanges
 from nats_stream_source.delta.rules.reconciled import reconciled_changes
+from nats_stream_source.delta.rules.rows import Reader, RowChanges, has_null, sequence_parts
 from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.wire.headers import OPERATIONS
 
@@ -38,9 +37,7 @@ def changes_of(
 
     Args:
         events: see :mod:`nats_stream_source.delta.rules.events`, in any order.
-        layout: of the table.
         tracked: with SCD type 2, the columns whose changes make a version, see :mod:`history`.
-        rows: reads the table.
         state: reads the state table; None if the layout does not have one.
     """
     if REPLACES in events.column_names:
@@ -60,8 +57,6 @@ def recorded_changes(events: pa.Table, layout: Layout, state: Reader) -> RowChan
 
     Args:
         events: ``state`` of the changes of the table.
-        layout: of the table.
-        state: reads the newest version of the state table.
     """
     counting = greater_deletes if layout.scd_type == 1 else events_that_count
     which, replaced = counting(events, layout, state)
@@ -69,15 +64,10 @@ def recorded_changes(events: pa.Table, layout: Layout, state: Reader) -> RowChan
     return RowChanges(counted, replaced[which], np.empty(0, np.int64), events[:0])
 
 
-def require_valid(events: pa.Table, layout: Layout, count: int | None = None) -> None:
+def require_valid(events: pa.Table, layout: Layout) -> None:
     """Raise ConfigurationError for events that cannot be ordered or applied.
 
     A key or a part of the sequence is null, or the operation of an entry is null or unknown.
-
-    Args:
-        events: of a batch.
-        layout: of the table.
-        count: how many invalid events the batch has, if these are a part of it.
     """
     invalid = has_null(events, layout.identified)
     if layout.entries:
@@ -86,11 +76,10 @@ def require_valid(events: pa.Table, layout: Layout, count: int | None = None) ->
     at = np.flatnonzero(invalid)
     if not len(at):
         return
-    count = count or len(at)
     if layout.entries:
         columns = ", ".join((*layout.keys, *ORDER_COLUMNS, "operation"))
         raise ConfigurationError(
-            f"could not merge the batch: {count} entries have a null in one of {columns}, or an "
+            f"could not merge the batch: {len(at)} entries have a null in one of {columns}, or an "
             f"operation other than {', '.join(OPERATIONS)}; keep these columns as the source "
             f"delivers them"
         )
@@ -100,6 +89,6 @@ def require_valid(events: pa.Table, layout: Layout, count: int | None = None) ->
     values |= sequence_parts(event, layout.order).to_pylist()[0]
     row = ", ".join(f"{name}={values[name]!r}" for name in dict.fromkeys(parts))
     raise ConfigurationError(
-        f"could not merge the batch: {count} events have a null in a key or in the sequence, the "
+        f"could not merge the batch: {len(at)} events have a null in a key or in the sequence, the "
         f"first of them has {row}; filter these events, or correct keys or sequence_by"
     )

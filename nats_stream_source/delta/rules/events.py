@@ -68,22 +68,9 @@ _CONTRADICTIONS = (
 
 @dataclass(frozen=True)
 class ChangeRules:
-    """How the events of a batch change a table; see :func:`nats_stream_source.delta.merge`.
+    """How the events of a batch change a table; None for a default.
 
-    Attributes:
-        keys: columns that identify a key; None for those of a bucket's entries.
-        sequence_by: columns or expressions that order the events of a key, compared one by one;
-            None for the order of a stream's entries.
-        apply_as_deletes: condition of an event that deletes its key; None for the markers of a
-            bucket's entries, and for no deletes in other rows.
-        column_list: the selected columns; None for all.
-        except_column_list: the columns that are not selected; None for none.
-        stored_as_scd_type: 1 for one row per key, 2 for one row per version.
-        track_history_column_list: with SCD type 2, the columns whose changes make a version; None
-            for the default.
-        track_history_except_column_list: with SCD type 2, columns that do not make a version beside
-            those of the default.
-        unavailable_columns: column with the names of the columns whose value the row keeps.
+    The attributes are arguments of :class:`nats_stream_source.delta.spark.merge.MergeArguments`.
     """
 
     deletes: Deletes = "remove"
@@ -135,11 +122,7 @@ class ChangeRules:
         return ChangeRules(**given)
 
     def of_entries(self, columns: Sequence[str]) -> bool:
-        """Whether the rules are those of a bucket's newest entries, one row per key.
-
-        Args:
-            columns: of the batch.
-        """
+        """Whether the rules are those of a bucket's newest entries, one row per key."""
         return (
             self.stored_as_scd_type == 1
             and _is_default(self.apply_as_deletes, PUT)
@@ -281,7 +264,6 @@ class EventShape:
 
     Attributes:
         rows: the columns of the rows as they are given.
-        layout: of the table.
         tracked: with SCD type 2, the columns whose changes make a version.
         untracked: the columns that do not; None if the rules name those that do.
         computed: whether the event columns are computed from those of a bucket's entries.
@@ -332,10 +314,6 @@ class EventShape:
     def events(self, rows: pa.Table, table: str) -> pa.Table:
         """The events of rows of this shape.
 
-        Args:
-            rows: as they are given.
-            table: path or name, for errors.
-
         Raises:
             ConfigurationError: a part of a value is null that is NOT NULL in the table.
         """
@@ -357,8 +335,6 @@ def event_shape(
 
     Args:
         rows: the selected columns, with those of the events unless these are computed.
-        rules: how the events change the table.
-        columns: of the batch.
         order: the columns of an event with its sequence.
         in_sequence: the columns of the batch that are a part of the sequence.
         computed: whether the event columns are computed from those of a bucket's entries.

@@ -41,8 +41,11 @@ from nats_stream_source.delta.rules.layout import (
     VALID_TO,
     Layout,
 )
-from nats_stream_source.delta.rules.order import (
+from nats_stream_source.delta.rules.rows import (
     Booleans,
+    Integers,
+    Reader,
+    RowChanges,
     dense_groups,
     greater,
     key_codes,
@@ -51,7 +54,6 @@ from nats_stream_source.delta.rules.order import (
     same_rows,
     sequence_values,
 )
-from nats_stream_source.delta.rules.reading import Integers, Reader, RowChanges
 
 # Where an event comes from, in the order in which one of several equal events is taken.
 _STATE, _START, _BATCH, _END = range(4)
@@ -69,10 +71,6 @@ def history_changes(
     Args:
         events: with the columns of :mod:`nats_stream_source.delta.rules.events`, none of their keys
             and sequences null.
-        layout: of the table.
-        tracked: columns whose changes make a version.
-        rows: reads the table.
-        state: reads the state table.
     """
     keys = list(layout.keys)
     values = [name for name in events.column_names if name not in (SEQUENCE, DELETE, TIME)]

@@ -31,8 +31,11 @@ from nats_stream_source.delta.rules.layout import (
     UNAVAILABLE,
     Layout,
 )
-from nats_stream_source.delta.rules.order import (
+from nats_stream_source.delta.rules.rows import (
     Booleans,
+    Integers,
+    Reader,
+    RowChanges,
     compared,
     has_null,
     key_codes,
@@ -42,7 +45,6 @@ from nats_stream_source.delta.rules.order import (
     sequence_values,
     winner,
 )
-from nats_stream_source.delta.rules.reading import Integers, Reader, RowChanges
 from nats_stream_source.logs import field_logger
 
 
@@ -54,9 +56,6 @@ def latest_changes(
     Args:
         events: with the columns of :mod:`nats_stream_source.delta.rules.events`, none of their
             keys and sequences null.
-        layout: of the table.
-        rows: reads the table.
-        state: reads the state table; None if the layout does not have one.
     """
     values = [name for name in events.column_names if name not in EVENT_COLUMNS]
     events, contradicted = _newest(events, layout, values)
@@ -167,8 +166,6 @@ def with_kept_values(events: pa.Table, layout: Layout, reader: Reader) -> pa.Tab
 
     Args:
         events: of a batch; of each key at least the events that lack values, and the newest other.
-        layout: of the table.
-        reader: reads the table.
     """
     lists = events[UNAVAILABLE].combine_chunks()
     events = events.drop_columns([UNAVAILABLE])

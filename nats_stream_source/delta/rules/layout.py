@@ -85,11 +85,9 @@ class Layout:
     """The layout of a table; see the module.
 
     Attributes:
-        scd_type: 1 or 2.
         keys: columns that identify a key.
         sequence: type of the sequence as SQL.
         order: the columns of an event, and with SCD type 1 of a row, that have its sequence.
-        deletes: ``"remove"`` or ``"mark"``.
         times: whether versions have ``valid_from`` and ``valid_to``.
         table_id: of a state table: the identity of the table beside it; else empty.
         entries: whether the table has a bucket's entries, one row per key; the property lacks it.
@@ -119,7 +117,6 @@ class Layout:
 
         Args:
             columns: of the table, or of the batch that creates it.
-            deletes: ``"remove"`` or ``"mark"``.
         """
         keys = entry_keys(columns)
         return Layout(1, keys, "timestamp, bigint", ORDER_COLUMNS, deletes, False, entries=True)
@@ -247,14 +244,16 @@ class Layout:
         """Raise ConfigurationError if a table has another layout.
 
         Args:
-            table: path or name, for the error.
-            stored: the layout of the table.
-            schema: the columns of the table.
             batch: the columns of the batch; None for :func:`nats_stream_source.delta.reconcile`.
         """
         if self.entries:
             if stored is not None:
-                raise _other_rules_error(table, stored)
+                raise ConfigurationError(
+                    f"could not use table {table!r}: it was created with stored_as_scd_type="
+                    f"{stored.scd_type} and keys={list(stored.keys)!r}, and this call has the "
+                    f"rules of a bucket's newest entries; pass the arguments that the table was "
+                    f"created with"
+                )
             self._verify_entries(table, schema, batch)
         else:
             self._verify_stored(table, stored)
@@ -289,9 +288,10 @@ class Layout:
         columns, given = schema.names, batch or ()
         missing = [name for name in REQUIRED_COLUMNS if name not in columns]
         if missing:
+            required = ", ".join(f"'{name}'" for name in REQUIRED_COLUMNS)
             raise ConfigurationError(
                 f"could not use table {table!r}: the table has no column {missing[0]!r}, expected "
-                f"{_quoted(REQUIRED_COLUMNS)}; use a table created from a bucket"
+                f"{required}; use a table created from a bucket"
             )
         _require_entry_types(
             schema, f"could not use table {table!r}", "replay the bucket into a new table"
@@ -349,7 +349,6 @@ class Layout:
 
         Args:
             table: path or name of the state table, for the error.
-            stored: the layout of the state table.
         """
         if stored is None or stored.table_id != self.table_id:
             raise ConfigurationError(
@@ -360,12 +359,7 @@ class Layout:
 
 
 def layout_of(properties: Mapping[str, str], schema: pa.Schema) -> Layout | None:
-    """The layout of an existing table; None if this package did not create it.
-
-    Args:
-        properties: of the table.
-        schema: the columns of the table.
-    """
+    """The layout of an existing table; None if this package did not create it."""
     stored = Layout.of(properties)
     if stored is None and all(name in schema.names for name in REQUIRED_COLUMNS):
         deletes: Deletes = "mark" if DELETED_COLUMN in schema.names else "remove"
@@ -393,23 +387,6 @@ def state_name(table: str) -> str:
     return table.removesuffix(end).rstrip("/\\") + STATE_SUFFIX + end
 
 
-def missing_state_error(state: str) -> ConfigurationError:
-    """The error for a table with rows whose state table does not exist."""
-    return ConfigurationError(
-        f"could not merge the batch: the state table {state!r} does not exist beside a table with "
-        f"rows, and late events would be merged wrongly without it; restore it, or replay the "
-        f"events into a new table"
-    )
-
-
-def _other_rules_error(table: str, stored: Layout) -> ConfigurationError:
-    return ConfigurationError(
-        f"could not use table {table!r}: it was created with stored_as_scd_type="
-        f"{stored.scd_type} and keys={list(stored.keys)!r}, and this call has the rules of a "
-        f"bucket's newest entries; pass the arguments that the table was created with"
-    )
-
-
 def _require_entry_types(schema: pa.Schema, failed: str, action: str) -> None:
     """Raise ConfigurationError if entries have types that would be compared in another order.
 
@@ -433,10 +410,6 @@ _ENTRY_TYPES = {
     "stream_created": (pa.types.is_timestamp, "TIMESTAMP or TIMESTAMP_NTZ"),
     "operation": (lambda kind: sql_type(kind) == "string", "STRING"),
 }
-
-
-def _quoted(columns: Sequence[str]) -> str:
-    return ", ".join(f"'{column}'" for column in columns)
 
 
 def _have(times: bool) -> str:

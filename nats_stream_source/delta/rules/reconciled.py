@@ -35,8 +35,14 @@ from nats_stream_source.delta.rules.layout import (
     VALID_TO,
     Layout,
 )
-from nats_stream_source.delta.rules.order import positions_in, same_values
-from nats_stream_source.delta.rules.reading import Integers, Reader, RowChanges, Where
+from nats_stream_source.delta.rules.rows import (
+    Integers,
+    Reader,
+    RowChanges,
+    Where,
+    positions_in,
+    same_values,
+)
 from nats_stream_source.delta.schema import sql_type
 from nats_stream_source.errors import ConfigurationError
 
@@ -105,12 +111,7 @@ def open_rows(rows: pa.Table) -> pa.Table:
 
 
 def has_entries_only(layout: Layout, table: pa.Schema) -> bool:
-    """Whether a row follows from its entry: it has the columns of ``nats_kv`` as they are read.
-
-    Args:
-        layout: of the table.
-        table: its columns.
-    """
+    """Whether a row follows from its entry: it has the columns of ``nats_kv`` as they are read."""
     kinds = {field.name: sql_type(field.type) for field in table}
     own = layout.reserved()
     return all(name in own or _ENTRY.get(name) == kind for name, kind in kinds.items()) and all(
@@ -123,8 +124,6 @@ def differences_of(found: pa.Table, bucket: str, layout: Layout, table: pa.Schem
 
     Args:
         found: see :func:`nats_stream_source.delta.compare_with_bucket.difference_table`.
-        bucket: of the keys.
-        layout: of the table.
         table: its columns. A mark has null in those that ``nats_kv`` delivers, and keeps all
             others, which can be the user's own.
     """
@@ -158,8 +157,6 @@ def reconciled_changes(events: pa.Table, layout: Layout, rows: Reader) -> RowCha
 
     Args:
         events: one of each key.
-        layout: of the table.
-        rows: reads the table.
     """
     history, marks = layout.scd_type == 2, layout.deletes == "mark"
     since = [*layout.keys, *((SEQUENCE,) if history else ())]

@@ -51,7 +51,7 @@ from nats_stream_source.delta.rules.layout import (
     UNAVAILABLE,
     Layout,
 )
-from nats_stream_source.delta.rules.order import DecidingEvents
+from nats_stream_source.delta.rules.rows import DecidingEvents
 from nats_stream_source.delta.schema import OWN_PREFIX, validate_names
 from nats_stream_source.delta.spark.columns import arrow_schema, nullable, quote
 from nats_stream_source.errors import ConfigurationError

@@ -70,7 +70,6 @@ class EngineChoice:
         """The result of ``work`` with the executor of the table.
 
         Args:
-            spark: the session of the change.
             work: leaves the table unchanged if it raises EngineRefusedError.
 
         Raises:

@@ -38,8 +38,7 @@ from nats_stream_source.delta.rules.layout import (
     Layout,
     state_name,
 )
-from nats_stream_source.delta.rules.order import positions_in
-from nats_stream_source.delta.rules.reading import Integers
+from nats_stream_source.delta.rules.rows import Integers, positions_in
 from nats_stream_source.delta.schema import (
     OWN_PREFIX,
     require_storable_names,
@@ -148,7 +147,7 @@ class SparkEngine(Engine[SparkTable]):
 
 
 class _RowsOfKeys:
-    """A :class:`nats_stream_source.delta.rules.reading.Reader` of the rows of one set of keys."""
+    """A :class:`nats_stream_source.delta.rules.rows.Reader` of the rows of one set of keys."""
 
     def __init__(self, table: SparkTable, columns: Sequence[str], keys: Sequence[str]) -> None:
         self._table = table

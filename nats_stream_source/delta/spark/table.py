@@ -27,7 +27,7 @@ from delta.exceptions import (
 from delta.tables import DeltaTable
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import BinaryType, StructType
 
@@ -35,7 +35,7 @@ from nats_stream_source.delta.conflicts import first_line, retry_conflicts
 from nats_stream_source.delta.refused import COLUMN, PARTITION, PROPERTY
 from nats_stream_source.delta.refused import row as refused_row
 from nats_stream_source.delta.rules.layout import END, SEQUENCE, Layout, layout_of
-from nats_stream_source.delta.rules.reading import Where
+from nats_stream_source.delta.rules.rows import Where
 from nats_stream_source.delta.schema import (
     has_ntz,
     log_new_columns,
@@ -197,7 +197,10 @@ class SparkTable:
     def scan(self, columns: Sequence[str], where: Where) -> pa.Table:
         """See :class:`nats_stream_source.delta.tables.Table`."""
         frame: DataFrame = self.target.toDF()
-        conditions = [_is_one_of(F.col(quote(name)), values) for name, values in where.items()]
+        conditions = [
+            reduce(or_, (F.col(quote(name)).eqNullSafe(F.lit(value)) for value in values))
+            for name, values in where.items()
+        ]
         if conditions:
             frame = frame.where(reduce(and_, conditions))
         with temporary_settings(self._spark):
@@ -209,8 +212,6 @@ class SparkTable:
         Args:
             of: the keys, in any number; with their sequences, rows that end before these, or are
                 recorded for an earlier one, are left out.
-            keys: the names of the key columns.
-            columns: of the table.
         """
         conditions = [F.col(f"t.{quote(name)}") == F.col(f"k.{quote(name)}") for name in keys]
         if SEQUENCE in of.column_names:
@@ -270,7 +271,3 @@ class SparkTable:
             settings[_RETENTION_CHECK] = "false"
         with temporary_settings(self._spark, settings):
             self.target.vacuum(upkeep.retention_hours)
-
-
-def _is_one_of(column: Column, values: Sequence[object]) -> Column:
-    return reduce(or_, (column.eqNullSafe(F.lit(value)) for value in values))

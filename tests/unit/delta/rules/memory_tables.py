@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from nats_stream_source.delta.rules.changes import changes_of, recorded_changes
 from nats_stream_source.delta.rules.layout import DELETE, END, SEQUENCE, START, Layout
-from nats_stream_source.delta.rules.reading import Integers, RowChanges
+from nats_stream_source.delta.rules.rows import Integers, RowChanges
 from tests.support.cdc.events import Event
 
 _KEY = pa.string()

@@ -11,8 +11,8 @@ from nats_stream_source.delta.compare_with_bucket import difference_table
 from nats_stream_source.delta.rules.changes import changes_of, require_valid
 from nats_stream_source.delta.rules.events import EventShape
 from nats_stream_source.delta.rules.layout import DELETE, REPLACES, Deletes, Layout
-from nats_stream_source.delta.rules.reading import Integers, RowChanges
 from nats_stream_source.delta.rules.reconciled import differences_of
+from nats_stream_source.delta.rules.rows import Integers, RowChanges
 from nats_stream_source.errors import ConfigurationError
 from tests.unit.delta.rules.memory_tables import MemoryTable
 

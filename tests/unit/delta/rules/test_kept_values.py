@@ -12,7 +12,7 @@ import pytest
 from nats_stream_source.delta.rules.changes import changes_of
 from nats_stream_source.delta.rules.latest import with_kept_values
 from nats_stream_source.delta.rules.layout import DELETE, SEQUENCE, UNAVAILABLE
-from nats_stream_source.delta.rules.order import DecidingEvents
+from nats_stream_source.delta.rules.rows import DecidingEvents
 from tests.unit.delta.rules.memory_tables import MemoryTable, MemoryTables
 
 EMPTY = pa.schema([])

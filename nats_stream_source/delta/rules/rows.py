@@ -1,4 +1,4 @@
-"""Order and equality of events in Arrow: which decide, which are newer, which contradict another.
+"""Rows for the rule: how an executor reads them, which changes it gets back, order and equality.
 
 **Order.** Of two events of a key, the newer one has the greater sequence, compared part by part.
 Each event with a null in its key or sequence is kept, and is then reported as invalid. The
@@ -17,8 +17,9 @@ column by column in the order of the table. A null is the least value.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +27,69 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from nats_stream_source.delta.rules.layout import DELETE, UNAVAILABLE, Layout
-from nats_stream_source.delta.rules.reading import Integers
+
+Integers = NDArray[np.int64]
+Where = Mapping[str, tuple[object, ...]]
+"""Rows whose column has one of these values, by column; None is null."""
+
+
+class Reader(Protocol):
+    """Reads the rows of one version of a table.
+
+    A row has a *slot*, a number from 0 that names it in this version.
+    """
+
+    def find(self, keys: pa.Table) -> Integers:
+        """The slot of the row of each key, -1 for none; for a table with one row per key.
+
+        Args:
+            keys: the key columns, none of them null, with a key at most once.
+        """
+
+    def of_keys(self, keys: pa.Table) -> Integers:
+        """The slots of all rows of keys, in no particular order.
+
+        Args:
+            keys: the key columns, with a key at most once. If they have a column ``__SEQUENCE``,
+                rows of a key may be left out that end before this sequence, or are before the last
+                one that begins before it: an event at the end of a row can go on with this row.
+        """
+
+    def read(self, slots: Integers, columns: Sequence[str]) -> pa.Table:
+        """Columns of the rows of slots, with the table's types; nulls for the slot -1."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowChanges:
+    """Changes of a table and of its state table.
+
+    Attributes:
+        upserts: rows of the table; a column of the table that they lack keeps its value.
+        replaced: the slot of the row that each upsert replaces, -1 for a new row.
+        removed: the slots of rows that are removed and not written again.
+        state: rows of the state table; a row with the same identity is replaced.
+        contradictions: how many sequences had events with different values.
+    """
+
+    upserts: pa.Table
+    replaced: Integers
+    removed: Integers
+    state: pa.Table
+    contradictions: int = 0
+
+    def __len__(self) -> int:
+        """The number of rows of the table that change."""
+        return len(self.upserts) + len(self.removed)
+
+    @property
+    def state_only(self) -> bool:
+        """Whether only the state table changes.
+
+        The table then gets a commit without changes. A writer that has read the state before would
+        not learn of the event otherwise: it only compares the versions of the table.
+        """
+        return bool(len(self.state)) and not len(self)
+
 
 Booleans = NDArray[np.bool_]
 
@@ -42,10 +105,6 @@ class DecidingEvents:
 
     With SCD type 1 these are the newest of each key, with all that have its sequence unless they
     are entries, and those that take values from the events before them. With type 2 all decide.
-
-    Args:
-        schema: of the batches.
-        layout: the layout of the table.
     """
 
     def __init__(self, schema: pa.Schema, layout: Layout) -> None:
@@ -99,8 +158,6 @@ def newest_per_key(
 
     Args:
         entries: in any order. An entry with a null in a key or in its order is invalid.
-        keys: columns that identify the key.
-        order: columns that order the entries of a key, compared one by one.
         ties: whether all entries of a key that have its greatest order are returned; else one.
     """
     if entries.num_rows == 0:
@@ -174,7 +231,6 @@ def greater(sequences: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> np
 
     Args:
         sequences: their parts, as :func:`sequence_values` returns them.
-        others: the parts of as many others.
     """
     found, equal = np.zeros(len(sequences[0]), bool), np.ones(len(sequences[0]), bool)
     for part, other in zip(sequences, others, strict=True):
@@ -209,8 +265,6 @@ def compared(ones: pa.Table, others: pa.Table, order: Sequence[str]) -> tuple[Bo
 
     Args:
         ones: rows whose sequences have values.
-        others: as many rows.
-        order: the columns of the sequence.
     """
     columns = list(order)
     both = pa.concat_tables(
