@@ -44,7 +44,7 @@ python := $(venv)/bin/python
 preflight := tests/support/preflight.py
 compiled := $(wildcard nats_stream_source/wire/compiled_*.pyx nats_stream_source/wire/*/compiled_*.pyx)
 built = $(foreach suffix,so pyd,$(wildcard $(compiled:.pyx=.*$(suffix))))
-security := $(addprefix connection/test_,authentication client_packages refused_connections renewed_files)
+security := connection/test_authentication connection/test_refused_connections
 # The fault tests: tests/faults, all files with tests that are marked `faults`, by a fixture or a mark of theirs
 # too, and the files listed here.
 marked := mark\.faults\|spark_in_faults\|every_engine\|engine_options\|merge_events

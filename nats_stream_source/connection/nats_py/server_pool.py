@@ -25,7 +25,7 @@ asyncio's ``happy_eyeballs_delay`` is not in use: uvloop does not have it. aioht
 websockets in the same way.
 
 Private names of nats-py in use, verified by
-``tests/integration/jetstream/connection/test_client_packages.py``: ``Client._select_next_server``,
+``tests/integration/jetstream/connection/test_authentication.py``: ``Client._select_next_server``,
 ``_connect_to_server``, ``_process_connect_init``, ``_server_pool``, ``_current_server``,
 ``_transport`` and ``_host_is_ip``; ``Srv.tls_name``, ``reconnects`` and ``last_attempt``;
 ``TcpTransport._io_reader``, ``_io_writer``, ``_bare_io_reader`` and ``_bare_io_writer``;

@@ -8,7 +8,7 @@ caller bounds the bytes that it has in flight; a websocket needs ``drain``, whic
 third of its cost: the caller has checked subject and headers.
 
 Private names of nats-py in use, verified by
-``tests/integration/jetstream/connection/test_socket_writer.py``: ``Client._pending``,
+``tests/integration/jetstream/connection/test_socket_tap.py``: ``Client._pending``,
 ``Client._pending_data_size``, ``Client._max_pending_size``, ``Client._flush_queue``,
 ``Client._flush_pending`` and ``Client._transport`` (with ``write``, ``writelines``, ``drain``).
 """

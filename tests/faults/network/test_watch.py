@@ -14,7 +14,7 @@ from nats_stream_source.errors import ConnectError
 from nats_stream_source.jetstream.kv.watch import Watch
 from nats_stream_source.wire.consumer import intake
 from nats_stream_source.wire.consumer.cursor import Rebuild
-from tests.integration.jetstream.kv.watches import opened
+from tests.integration.jetstream.kv.stores import opened
 from tests.support.nats.buckets import consumers, create_bucket, put, put_many
 from tests.support.proxy.fault_proxy import Proxy, Twice, is_delivery, is_status
 from tests.support.proxy.verdicts import Share

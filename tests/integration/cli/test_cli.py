@@ -21,7 +21,7 @@ from tests.integration.cli.command import COMMAND, command, objects
 from tests.support.nats import buckets
 from tests.support.nats.streams import create_stream
 from tests.support.paths import ROOT
-from tests.unit.test_without_spark import HIDE
+from tests.unit.test_imports import HIDE
 
 _NOBODY = ("--servers", "nats://127.0.0.1:9")
 

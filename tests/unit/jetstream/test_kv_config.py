@@ -1,17 +1,25 @@
-"""ADR-8's bucket properties as a stream's configuration, and back."""
+"""Names, filters, properties and codecs of buckets (ADR-8), and prefixes (ADR-19)."""
 
 from __future__ import annotations
 
+import pickle
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from nats_stream_source.errors import (
     ConfigurationError,
     InvalidNameError,
+    KeyNotEncodableError,
     UnsupportedStreamError,
 )
+from nats_stream_source.jetstream.kv import codec as module
 from nats_stream_source.jetstream.kv.bucket import Bucket
+from nats_stream_source.jetstream.kv.codec import NO_CODEC, KvCodec, SkippedEntries, kv_codec
 from nats_stream_source.jetstream.kv.config import (
     BucketStatus,
     ExternalSource,
@@ -19,6 +27,148 @@ from nats_stream_source.jetstream.kv.config import (
     Republish,
 )
 from nats_stream_source.jetstream.stream_info import StreamInfo
+from nats_stream_source.jetstream.subjects import (
+    api_prefix,
+    covers,
+    overlap,
+    stream_of,
+    validate_bucket,
+    validate_filter,
+    validate_filters,
+    validate_key,
+    validate_written_key,
+    write_prefix,
+)
+
+
+@pytest.mark.parametrize("name", ["fleet", "A-b_9", "KV_x"])
+def test_buckets(name: str) -> None:
+    assert stream_of(name) == f"KV_{name}"
+
+
+@pytest.mark.parametrize("name", ["", "a.b", "a b", "a*", "ä", "a\n", "../x"])
+def test_bucket_names_invalid(name: str) -> None:
+    with pytest.raises(InvalidNameError, match="bucket"):
+        validate_bucket(name)
+
+
+@pytest.mark.parametrize("pattern", [">", "*", "a.*", "*.b", "a.>", "a.*.c.>"])
+def test_filters_valid(pattern: str) -> None:
+    assert validate_filter(pattern) == pattern
+
+
+@pytest.mark.parametrize("pattern", [">.a", "a>", "a*b", "**", "a.>.b", "*.", ".>"])
+def test_filters_invalid(pattern: str) -> None:
+    with pytest.raises(InvalidNameError):
+        validate_filter(pattern)
+
+
+def accepts(validate: Callable[[str], str], name: str) -> bool:
+    try:
+        return validate(name) == name
+    except InvalidNameError:
+        return False
+
+
+@given(st.text(alphabet="ab./=_kv- \n*ä", max_size=8))
+@example("_kv.x")
+@example("a\n")
+@example("a..b")
+@example("a/b=c_d-e")
+def test_keys_match_pattern_of_document(key: str) -> None:
+    """ADR-8's pattern and sentence, plus the server's rule that no token is empty."""
+    allowed = (
+        re.fullmatch(r"\A[-/_=\.a-zA-Z0-9]+\Z", key) is not None
+        and not key.startswith(".")
+        and not key.endswith(".")
+        and ".." not in key
+    )
+    assert accepts(validate_key, key) is allowed
+    assert accepts(validate_written_key, key) is (allowed and not key.startswith("_kv"))
+    if "*" not in key:
+        assert accepts(validate_filter, key) is allowed
+
+
+_TOKENS = st.lists(st.sampled_from(["a", "b", "*"]), min_size=1, max_size=3)
+_PATTERNS = st.builds(
+    lambda tokens, tail: ".".join([*tokens, *tail]), _TOKENS, st.sampled_from([[], [">"]])
+)
+
+
+def matches(pattern: str, subject: str) -> bool:
+    expression = re.escape(pattern).replace(r"\*", "[^.]+").replace(">", ".+")
+    return re.fullmatch(expression, subject) is not None
+
+
+@given(_PATTERNS, _PATTERNS)
+def test_overlap_is_subject_that_both_match(one: str, other: str) -> None:
+    words = ["a", "b", "c"]
+    subjects = [*words]
+    for _ in range(4):
+        subjects += [f"{s}.{w}" for s in subjects for w in words if s.count(".") < 4]
+        subjects = list(dict.fromkeys(subjects))
+    both = any(matches(one, s) and matches(other, s) for s in subjects)
+    assert overlap(one, other) is both
+
+
+def test_validate_filters_names_both() -> None:
+    assert validate_filters(["b", "a"]) == ("b", "a")
+    with pytest.raises(ConfigurationError, match=r"'a\.\*' and 'a\.b' overlap"):
+        validate_filters(["a.*", "a.b"])
+
+
+def test_prefixes() -> None:
+    assert api_prefix() == "$JS.API"
+    assert api_prefix("fromA") == api_prefix("fromA.") == "fromA"
+    assert api_prefix(domain="hub") == "$JS.hub.API"
+    for bad in ("a..b", "a.*", "a b"):
+        with pytest.raises(ConfigurationError):
+            api_prefix(bad)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "expected"),
+    [
+        ("$JS.API", "$KV.bin."),
+        ("JS.from-acc1", "JS.from-acc1.$KV.bin."),
+        ("$JS.hub.API", "$JS.hub.API.$KV.bin."),
+        ("fromA", "fromA.$KV.bin."),
+    ],
+)
+def test_write_subjects(prefix: str, expected: str) -> None:
+    """ADR-19, "KV Example"."""
+    assert write_prefix("bin", prefix) == expected
+
+
+_SUBJECT = st.lists(st.sampled_from("abc"), min_size=1, max_size=4).map(".".join)
+
+
+@pytest.mark.parametrize(
+    ("wide", "narrow", "does"),
+    [
+        (">", "a", True),
+        (">", "a.>", True),
+        ("a.>", "a", False),
+        ("a.>", "a.b.c", True),
+        ("a.*", "a.b", True),
+        ("a.*", "a.>", False),
+        ("a.b", "a.*", False),
+        ("*.b", "a.*", False),
+        ("a.*", "a.*", True),
+        ("a", "a.b", False),
+    ],
+)
+def test_covers(wide: str, narrow: str, does: bool) -> None:
+    assert covers(wide, narrow) is does
+
+
+@given(_PATTERNS, _PATTERNS, _SUBJECT)
+def test_subject_matched_by_narrow_filter_matches_wide(
+    wide: str, narrow: str, subject: str
+) -> None:
+    if covers(wide, narrow) and covers(narrow, subject):
+        assert covers(wide, subject)
+
 
 PLAIN: dict[str, Any] = {
     "name": "KV_CONFIGURATION",
@@ -231,3 +381,134 @@ def test_bucket_read_and_write_locations() -> None:
     assert far.write_prefix("fromA") == "$JS.hub.API.$KV.main."
     assert not own.allows_message_ttl
     assert bucket(KeyValueConfig("b", limit_marker_ttl=1)).allows_message_ttl
+
+
+PATH, BASE64, BOTH = kv_codec("path"), kv_codec("base64", "base64"), kv_codec("path,base64")
+
+
+def test_names_and_values_without_codec() -> None:
+    assert not NO_CODEC
+    assert kv_codec(None, "base64")
+    assert NO_CODEC.raw_key("a.b") == NO_CODEC.decoded_key("a.b") == "a.b"
+    assert NO_CODEC.raw_filters(["a.*", ">"][:1]) == ("a.*",)
+    assert NO_CODEC.raw_value(b"x") == NO_CODEC.decoded_value(b"x") == b"x"
+    with pytest.raises(InvalidNameError, match="'a b' is not a key"):
+        NO_CODEC.raw_key("a b")
+
+
+def test_keys() -> None:
+    assert PATH.raw_key("/a/b") == "_root_.a.b"
+    assert BASE64.raw_key("user:1.Ω") == "dXNlcjox.zqk"
+    assert BOTH.raw_key("/a/user:1") == "X3Jvb3Rf.YQ.dXNlcjox"
+
+
+@pytest.mark.parametrize(
+    ("codec", "key", "problem"),
+    [
+        (PATH, "a.b", "it would be stored as 'a.b', which is key 'a/b'; use that key"),
+        (PATH, "/a/", "it would be stored as '_root_.a', which is key '/a'; use that key"),
+        (PATH, "_root_/a", "'_root_.a', which is key '/a'"),
+        (BOTH, "a.b", "it would be stored as 'YQ.Yg', which is key 'a/b'"),
+    ],
+)
+def test_key_that_does_not_roundtrip(codec: KvCodec, key: str, problem: str) -> None:
+    with pytest.raises(KeyNotEncodableError) as caught:
+        codec.raw_key(key)
+    assert f"could not encode key {key!r} with key codec '" in str(caught.value)
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("codec", "key", "problem"),
+    [
+        (PATH, "user:1", "'user:1' is not a key"),
+        (PATH, "/a//b", "'_root_.a..b' is not a key"),
+        (BASE64, "a..b", "'YQ..Yg' is not a key"),
+        (BASE64, "", "'' is not a key"),
+        (BASE64, "\ud800", "surrogates not allowed"),
+    ],
+)
+def test_key_without_stored_key(codec: KvCodec, key: str, problem: str) -> None:
+    with pytest.raises(InvalidNameError, match="could not encode key") as caught:
+        codec.raw_key(key)
+    assert problem in str(caught.value)
+
+
+def test_key_of_another_type() -> None:
+    with pytest.raises(InvalidNameError, match="b'a' is not a key"):
+        BASE64.raw_key(b"a")
+    with pytest.raises(InvalidNameError, match="is not a key filter"):
+        BASE64.raw_filters([b"a"])
+
+
+def test_filters_encoded() -> None:
+    assert PATH.raw_filters(["/a/*", "b/>"]) == ("_root_.a.*", "b.>")
+    assert BASE64.raw_filters(["a.*.user:1"]) == ("YQ.*.dXNlcjox",)
+    assert BOTH.raw_filters(["/a/>"]) == ("X3Jvb3Rf.YQ.>",)
+    assert BASE64.raw_filters([">"]) == (">",)
+
+
+@pytest.mark.parametrize(
+    ("codec", "pattern"),
+    [(BASE64, "user:*"), (BASE64, "/a/*"), (BOTH, "a*/b"), (PATH, "a*/b"), (BASE64, "a.>.b")],
+)
+def test_filter_refused(codec: KvCodec, pattern: str) -> None:
+    with pytest.raises(InvalidNameError) as caught:
+        codec.raw_filters([pattern])
+    assert f"could not encode key filter {pattern!r} with key codec" in str(caught.value)
+    assert "use wildcards as whole tokens, and filter the result" in str(caught.value)
+
+
+def test_filters_that_overlap_when_encoded() -> None:
+    """``/a`` and ``/a/`` are one stored key."""
+    with pytest.raises(ConfigurationError, match="overlap"):
+        PATH.raw_filters(["/a", "/a/"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("base32",), "key_codec is 'base32', which is not a codec"),
+        (("",), "key_codec is '', which is not a codec"),
+        ((None, "path"), "value_codec is 'path', which is not a codec, .* of base64"),
+        ((None, None, "null"), "on_undecodable is 'null', expected 'fail' or 'skip'"),
+    ],
+)
+def test_invalid_arguments(arguments: tuple[str, ...], problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=problem):
+        kv_codec(*arguments)
+
+
+def test_base64_before_path_warns_once(caplog: pytest.LogCaptureFixture) -> None:
+    module._warn_of_order.cache_clear()
+    for _ in range(2):
+        codec = kv_codec("base64,path")
+        pickle.loads(pickle.dumps(codec))
+    kv_codec("path,base64")
+    assert [record.message for record in caplog.records] == [
+        "base64 before path: keys of several tokens do not decode codec=base64,path"
+    ]
+    assert codec.raw_key("a b") == "YSBi"
+    with pytest.raises(KeyNotEncodableError, match="does not decode; use 'path' before 'base64'"):
+        codec.raw_key("a.b")
+
+
+def test_undecodable_entry_names_key_or_value() -> None:
+    key = BASE64.undecodable("fleet", "plain key", 7)
+    assert "could not decode the key of entry 'plain key' of bucket 'fleet', revision 7" in str(key)
+    assert key.settings == ("key_codec", "on_undecodable")
+    value = BASE64.undecodable("fleet", "YQ", 8)
+    assert "could not decode the value of entry 'YQ'" in str(value)
+    assert value.settings == ("value_codec", "on_undecodable")
+
+
+def test_skipped_entries_are_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    skipped = SkippedEntries()
+    skipped.report()
+    skipped.add("fleet", "b", 2)
+    skipped.add("fleet", "c", 3, count=4)
+    skipped.report()
+    skipped.report()
+    assert [record.message for record in caplog.records] == [
+        "undecodable entries were skipped bucket=fleet count=5 raw_key=b revision=2"
+    ]

@@ -1,28 +1,81 @@
-"""Retries and outages: what is repeated, for how long, and what is logged."""
+"""Times as the API writes them, deadlines, retries and outages."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nats_stream_source.errors import (
     ApiError,
     AuthorizationError,
+    ConfigurationError,
     ConnectError,
     ConsumerLimitError,
     DataLossError,
     JetStreamNotEnabledError,
     NatsSourceError,
     PermissionDeniedError,
+    ProtocolError,
     RequestTimeoutError,
     StreamNotFoundError,
     TlsError,
 )
 from nats_stream_source.jetstream import retry as retry_module
+from nats_stream_source.jetstream.publish.publisher import MessagesInFlight
 from nats_stream_source.jetstream.retry import Backoff, Outage, is_transient, retry, retry_transient
+from nats_stream_source.jetstream.times import nanoseconds, rfc3339
+from tests.support.wait import wait_until_async
+
+
+@pytest.mark.parametrize(
+    ("when", "text"),
+    [
+        (0, "1970-01-01T00:00:00Z"),
+        (1, "1970-01-01T00:00:00.000000001Z"),
+        (1_500_000_000, "1970-01-01T00:00:01.5Z"),
+        (-1, "1969-12-31T23:59:59.999999999Z"),
+        ("2026-11-21T05:04:14.120+01:00", "2026-11-21T04:04:14.12Z"),
+        (datetime(2026, 1, 1, tzinfo=timezone(timedelta(hours=2))), "2025-12-31T22:00:00Z"),
+        (datetime(2026, 1, 1, 0, 0, 0, 7, timezone.utc), "2026-01-01T00:00:00.000007Z"),
+    ],
+)
+def test_time_of_server_is_parsed(when: str | int | datetime, text: str) -> None:
+    assert rfc3339(when) == text
+
+
+@given(st.integers(0, 4 * 10**18))
+def test_time_roundtrip(when: int) -> None:
+    assert nanoseconds(rfc3339(when)) == when
+    assert rfc3339(rfc3339(when)) == rfc3339(when)
+
+
+def test_time_invalid() -> None:
+    with pytest.raises(ProtocolError):
+        rfc3339("yesterday")
+    with pytest.raises(ConfigurationError, match="time zone"):
+        rfc3339(datetime(2026, 1, 1))
+
+
+async def test_deadline_counts_from_end_of_iteration() -> None:
+    """The start of 100,000 tasks that publish can take longer than the timeout."""
+    messages = MessagesInFlight(limit=10, timeout=0.1)
+    first, message = messages.add("s", 0)
+    time.sleep(0.2)  # noqa: ASYNC251
+    second, _ = messages.add("s", 0)
+    assert messages.overdue() == []
+    await asyncio.sleep(0)
+    deadline = messages.next_deadline()
+    assert deadline is not None
+    assert 0 < deadline - messages.now() <= 0.1
+    await wait_until_async(lambda: messages.overdue() == [first, second], "the deadline passes")
+    message.cancel()
 
 
 @pytest.mark.parametrize(

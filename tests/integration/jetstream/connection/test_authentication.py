@@ -1,17 +1,22 @@
-"""Each way to authenticate and to encrypt, against a real server."""
+"""Each way to authenticate and to encrypt, renewed files, and packages that are not installed."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import socket
 import threading
 from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
 
 import pytest
+from nats.aio.client import Client, Srv
+from nats.aio.transport import TcpTransport, WebSocketTransport
 
 from nats_stream_source.connection.connection import Connection, ConnectionSettings
-from nats_stream_source.errors import TlsError
+from nats_stream_source.errors import ConfigurationError, NatsSourceError, TlsError
 from tests.integration.jetstream.connection.authentication import (
     HANDSHAKE_FIRST,
     JWT,
@@ -33,8 +38,11 @@ from tests.integration.jetstream.connection.authentication import (
     reconnected,
     tls_server,
 )
+from tests.support.nats.certificates import Pair
+from tests.support.wait import wait_until_async
 
 pytestmark = MARKS
+
 
 WAYS = {
     "user and password": PASSWORD,
@@ -122,3 +130,103 @@ async def test_server_without_tls_receives_nothing() -> None:
             await let_in(ConnectionSettings(servers=(url,), user="me", password=SECRET))
         thread.join(10)
     assert got == [b""]
+
+
+async def test_renewed_file_is_used_at_next_reconnect(
+    world: World, running: Callable[[Way], Running]
+) -> None:
+    """Also where the file was missing or half written in between: nats-py must not give up."""
+    at = running(JWT)
+    path = world.write("renewed.creds", world.operator.credentials())
+    write = Path(path).write_text
+    seen: list[Exception] = []
+
+    async with await Connection.open(at.connection_settings(credentials=path)) as connection:
+        classify = connection._failures.classify
+
+        def classifying(error: Exception) -> NatsSourceError | None:
+            if (permanent := classify(error)) is not None:
+                seen.append(permanent)
+            return permanent
+
+        connection._failures.classify = classifying
+        write("")
+        await asyncio.to_thread(at.server.kill)
+        await asyncio.to_thread(at.server.start)
+        await wait_until_async(lambda: seen, "the error is reported")
+        write(world.operator.credentials())
+        await reconnected(connection)
+        assert await ask(connection) == "let in"
+    assert isinstance(seen[0], ConfigurationError)
+
+
+async def test_renewed_client_certificate_is_used_at_next_reconnect(
+    world: World, running: Callable[[Way], Running]
+) -> None:
+    at = running(MUTUAL)
+    other = running(
+        Way(lambda world: MUTUAL.config(world).replace(world.ca.path, world.other_ca.path))
+    )
+    mine = [Path(world.write(name, "")) for name in ("renewed-cert.pem", "renewed-key.pem")]
+
+    def put(pair: Pair) -> None:
+        for path, new in zip(mine, (pair.cert, pair.key), strict=True):
+            path.write_text(Path(new).read_text())
+
+    put(world.client)
+    cert, key = map(str, mine)
+    settings = at.connection_settings(tls_cert_file=cert, tls_key_file=key)
+    async with await Connection.open(settings) as connection:
+        put(world.stranger)
+        # The same server, which trusts another authority from now on.
+        at.config.write_text(other.config.read_text())
+        await asyncio.to_thread(at.server.kill)
+        await asyncio.to_thread(at.server.start)
+        await reconnected(connection)
+        assert await ask(connection) == "let in"
+
+
+def test_private_names_of_nats_py_exist() -> None:
+    assert list(inspect.signature(Client._process_info).parameters) == [
+        "self",
+        "info",
+        "initial_connection",
+    ]
+    assert list(inspect.signature(Client._process_connect_init).parameters) == ["self"]
+    reconnect = inspect.getsource(Client._attempt_reconnect)
+    assert "await self._process_connect_init()" in reconnect
+    assert list(inspect.signature(Client._attempt_reconnect).parameters) == ["self"]
+    for beginning in (Client.force_reconnect, Client._process_op_err):
+        assert "create_task(self._attempt_reconnect())" in inspect.getsource(beginning)
+    assert Client()._server_pool == []
+    assert Client()._max_payload == Client().max_payload
+    tls = inspect.getsource(TcpTransport.connect_tls)
+    assert "self._io_reader, self._io_writer = reader, writer" in tls
+    assert list(inspect.signature(Client._select_next_server).parameters) == ["self"]
+    assert "await self._select_next_server()" in reconnect
+    assert list(inspect.signature(Client._connect_to_server).parameters) == ["self", "s"]
+    select = inspect.getsource(Client._select_next_server)
+    assert "await self._connect_to_server(s)" in select
+    connect = inspect.getsource(TcpTransport.connect)
+    assert "self._bare_io_reader = self._io_reader = r" in connect
+    assert "self._bare_io_writer = self._io_writer = w" in connect
+    assert Client()._host_is_ip("::1")
+    websocket = inspect.getsource(WebSocketTransport)
+    assert "self._ws = await self._client.ws_connect(" in websocket
+    assert {"discovered", "last_attempt", "reconnects", "tls_name"} <= {
+        field.name for field in fields(Srv)
+    }
+    connect = inspect.getsource(Client._process_connect_init)
+    greeting = connect.index("await self._process_info(srv_info, initial_connection=True)")
+    assert greeting < connect.index('"tls_required" in self._server_info')
+    assert greeting < connect.index("self._connect_command()")
+    # The JWT and the signature are asked for anew at each connect.
+    command = inspect.getsource(Client._connect_command)
+    assert "self._signature_cb(" in command
+    assert "self._user_jwt_cb()" in command
+
+
+async def test_websocket_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match=r"aiohttp.*nats-stream-source\[websocket\]"):
+        await let_in(ConnectionSettings(servers=("ws://127.0.0.1:1",)))

@@ -1,4 +1,4 @@
-"""The bridge to nats-py: the private names exist, and both sides get what is theirs."""
+"""The bridge to nats-py: private names exist, both sides get what is theirs, in order."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ from nats_stream_source.connection.nats_py.socket_tap import (
     tapped_client,
 )
 from nats_stream_source.embedded import NatsServer
+from nats_stream_source.jetstream import connect
 from nats_stream_source.wire.consumer.deliveries import Deliveries
 from nats_stream_source.wire.framing.frames import Framer, Frames
 from tests.support.nats.buckets import flushed
 from tests.support.nats.certificates import Authority
+from tests.support.wait import wait_until_async
 from tests.unit.wire.reference.streams import deliveries
 
 pytestmark = pytest.mark.servers
@@ -451,3 +453,25 @@ async def test_bulk_inbox_receives_all(
     finally:
         await client.close()
         await writer.close()
+
+
+async def test_frames_follow_buffer_of_client(shared_server: NatsServer) -> None:
+    async with connect(shared_server.url) as jetstream:
+        connection = jetstream.connection
+        client = connection.client
+        received = await client.subscribe("a")
+        client._pending.append(b"PUB a 1\r\n1\r\n")
+        client._pending_data_size += 1
+        await connection.writer.write(memoryview(b"PUB a 1\r\n2\r\nPUB a 1\r\n3\r\n"))
+        await client.publish("a", b"4")
+        found = [(await received.next_msg(timeout=5)).data for _ in range(4)]
+        assert found == [b"1", b"2", b"3", b"4"]
+
+
+async def test_lost_connection_is_os_error(nats_server: NatsServer) -> None:
+    async with connect(nats_server.url) as jetstream:
+        connection = jetstream.connection
+        nats_server.kill()
+        await wait_until_async(lambda: not connection.online.is_set(), "the connection is lost")
+        with pytest.raises(OSError, match="not connected"):
+            await connection.writer.write(memoryview(b"PUB a 0\r\n\r\n"))

@@ -1,4 +1,4 @@
-"""Direct Get in batches: pages, their limits and their ends (ADR-31)."""
+"""Direct Get of many messages (ADR-31): pages, last messages of subjects, mirrors, and counts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,28 @@ import pytest
 from nats.aio.client import Client
 
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.errors import DataLossError, ServerTooOldError, StreamNotFoundError
+from nats_stream_source.errors import (
+    DataLossError,
+    ServerTooOldError,
+    StreamNotFoundError,
+    TooManySubjectsError,
+)
+from nats_stream_source.jetstream import connect
+from nats_stream_source.jetstream.direct_get.request import count_messages, send_request
+from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.wire.columns import payloads
-from tests.integration.jetstream.direct_get.streams import listed, make
-from tests.support.nats.buckets import api, server_version, skip_before, with_client
+from tests.integration.jetstream.direct_get.streams import listed, make, partial_mirror
+from tests.support.nats.buckets import (
+    api,
+    consumers,
+    create_bucket,
+    publish,
+    put_many,
+    server_version,
+    skip_before,
+    with_client,
+)
+from tests.support.nats.cluster import Cluster
 from tests.support.nats.direct_get import direct_get, seqs
 from tests.support.nats.streams import stream_state
 
@@ -184,3 +202,212 @@ async def test_stream_deleted_between_pages(shared_server: NatsServer, delete: b
             assert len(found) < 8
             if delete:
                 api(url, f"STREAM.DELETE.{name}")
+
+
+async def test_last_for(shared_server: NatsServer) -> None:
+    url, name = shared_server.url, "MULTI"
+    skip_before(url, 11)
+    make(url, name, 20)
+
+    async with direct_get(url, name) as get:
+
+        async def read(*subjects: str, **options: Any) -> list[int]:
+            subjects = tuple(f"{name}.{one}" for one in subjects)
+            return await seqs(get.last_for(subjects, **options))
+
+        assert await read("1", "2") == [17, 18]
+        assert await read("*") == [17, 18, 19, 20]
+        assert await read("*", "1", ">") == [17, 18, 19, 20]
+        assert await read("9") == []
+        assert await read("1", "9") == [17]
+        assert await read("*", batch=1) == [17, 18, 19, 20]
+        assert await read("*", batch=3) == [17, 18, 19, 20]
+        assert await read("*", max_bytes=1) == [17, 18, 19, 20]
+        assert await read("*", up_to_seq=6) == [3, 4, 5, 6]
+        assert await read("*", up_to_seq=6, batch=2) == [3, 4, 5, 6]
+        assert await read("*", up_to_seq=2) == [1, 2]
+        assert await read("2", up_to_seq=1) == []
+        assert await read("*", up_to_seq=5000) == [17, 18, 19, 20]
+        sixth = (await get.get(6)).time
+        assert await read("*", up_to_time=nanoseconds(sixth) + 1, batch=3) == [3, 4, 5, 6]
+        assert await read("*", up_to_time=sixth) == [2, 3, 4, 5]  # before, not at: so servers do
+        assert await read("*", up_to_time="2001-01-01T00:00:00Z") == []
+        assert await read("*", up_to_time="2099-01-01T00:00:00Z") == [17, 18, 19, 20]
+        assert await seqs(get.last_for(f"{name}.1")) == [17]
+
+
+async def test_pages_of_one_point_in_time(shared_server: NatsServer) -> None:
+    """What is written between two pages does not show in the later one."""
+    url, name = shared_server.url, "POINT"
+    skip_before(url, 11)
+    make(url, name, 8)
+
+    async with direct_get(url, name) as get:
+        found = []
+        async for message in get.last_for([f"{name}.>"], batch=1):
+            found.append(message.data)
+            for n in range(4):
+                await get.jetstream.connection.client.request(f"{name}.{n}", b"new")
+        assert found == [b"v5", b"v6", b"v7", b"v8"]
+
+
+@pytest.mark.parametrize("allow_direct", [True, False], ids=["direct", "leader"])
+async def test_point_in_time_is_reported(shared_server: NatsServer, allow_direct: bool) -> None:
+    url, name = shared_server.url, f"AT{allow_direct}"
+    skip_before(url, 11)
+    make(url, name, 20, allow_direct=allow_direct)
+
+    async with direct_get(url, name) as get:
+
+        async def point(subject: str = f"{name}.>", **options: Any) -> int | None:
+            last = get.last_for([subject], **options)
+            await seqs(last)
+            return last.up_to_seq
+
+        assert await point() == 20
+        assert await point(up_to_seq=6) == 6
+        assert await point(up_to_seq=5000) == 20
+        assert await point(f"{name}.none") == 20
+        assert await point(f"{name}.none", up_to_seq=6) == 6
+        assert await point(up_to_time=(await get.get(7)).time) == 6
+        assert await point(up_to_time="2099-01-01T00:00:00Z") == 20
+
+
+async def test_key_overwritten_between_pages_is_not_lost(shared_server: NatsServer) -> None:
+    """A bucket with history 1 does not keep the value of the point in time: the newer one comes."""
+    url = shared_server.url
+    skip_before(url, 11)
+    create_bucket(url, "pages", history=1)
+    publish(url, [(f"$KV.pages.{key}", b"old", None) for key in "abcd"])
+
+    async with direct_get(url, "KV_pages") as get:
+        found = {}
+        async for message in get.last_for(["$KV.pages.>"], batch=1):
+            if not found:
+                await get.jetstream.connection.client.request("$KV.pages.c", b"new")
+            found[message.subject[-1]] = message.data
+        assert found == {"a": b"old", "b": b"old", "c": b"new", "d": b"old"}
+
+
+async def test_replicated_stream() -> None:
+    """A past point and the pages after the first one are proven by the message at the point."""
+    with Cluster(3) as cluster:
+        skip_before(cluster.url, 11)
+        make(cluster.url, "REPLICATED", 20, num_replicas=3)
+        cluster.wait_current("REPLICATED")
+
+        async with direct_get(cluster.url, "REPLICATED") as get:
+            for options, found in (
+                ({}, [17, 18, 19, 20]),
+                ({"up_to_seq": 6}, [3, 4, 5, 6]),
+                ({"up_to_seq": 6, "max_bytes": 1}, [3, 4, 5, 6]),
+                ({"batch": 2}, [17, 18, 19, 20]),
+                ({"max_bytes": 1}, [17, 18, 19, 20]),
+            ):
+                assert await seqs(get.last_for(["REPLICATED.>"], **options)) == found
+            last = get.last_for(["REPLICATED.1", "REPLICATED.none"], up_to_seq=10)
+            assert (await seqs(last), last.up_to_seq) == ([9], 10)
+            assert await seqs(get.last_for(["REPLICATED.none"])) == []
+
+
+async def test_subjects_at_most_1024(shared_server: NatsServer) -> None:
+    url = shared_server.url
+    skip_before(url, 11)
+    make(url, "WIDE", 0)
+    publish(url, [(f"WIDE.{n}", b"", None) for n in range(1024)])
+
+    async with direct_get(url, "WIDE") as get:
+        assert len(await seqs(get.last_for(["WIDE.>"]))) == 1024
+    publish(url, [("WIDE.more", b"", None)])
+
+    async with direct_get(url, "WIDE") as get:
+        with pytest.raises(TooManySubjectsError, match="narrower subjects") as caught:
+            await seqs(get.last_for(["WIDE.>"]))
+        assert caught.value.code == 413
+        literals = [f"WIDE.{n}" for n in range(1024)]
+        assert len(await seqs(get.last_for(literals))) == 1024
+        with pytest.raises(TooManySubjectsError, match=r"'WIDE\.0', 'WIDE\.1'") as caught:
+            await seqs(get.last_for([*literals, "WIDE.more"]))
+        assert caught.value.code == 413
+
+
+async def test_partial_mirror_never_responds_for_stream(shared_server: NatsServer) -> None:
+    url = shared_server.url
+    create_bucket(url, "whole", history=5)
+    publish(url, [(f"$KV.whole.{'ab'[n % 2]}.{n % 10}", b"v%d" % n, None) for n in range(100)])
+    partial_mirror(url, "PART", 25, filter_subject="$KV.whole.a.>")
+    partial_mirror(url, "LATE", 30, opt_start_seq=71)
+
+    async with direct_get(url, "KV_whole") as get:
+        asked = [
+            await send_request(get.jetstream.connection, "DIRECT.GET.KV_whole", {"seq": 99})
+            for _ in range(100)
+        ]
+        assert {reply.page.reply(0) for reply in asked if reply.page} == {
+            b"KV_whole",
+            b"PART",
+            b"LATE",
+        }
+
+    async with direct_get(url, "KV_whole") as get:
+        assert {
+            (
+                (await get.get(52)).seq,
+                (await get.last("$KV.whole.b.1")).seq,
+                (await get.last("$KV.whole.>")).seq,
+                (await get.last("$KV.whole.*.3")).seq,
+                (await get.next("$KV.whole.>", seq=60)).seq,
+                (await get.next("$KV.whole.b.*", seq=61)).seq,
+            )
+            for _ in range(100)
+        } == {(52, 92, 100, 94, 60, 62)}
+    assert set(await counts(url, "whole", *[(1, ())] * 40)) == {50}
+    assert set(await counts(url, "whole", *[(90, ("$KV.whole.b.>",))] * 40)) == {6}
+    if server_version(url) < (2, 11):
+        return
+
+    async with direct_get(url, "KV_whole") as get:
+        for n in range(30):
+            assert await seqs(get.batch(batch=40)) == list(range(51, 101))
+            assert await seqs(get.batch("$KV.whole.b.>", seq=90)) == list(range(90, 101, 2))
+            if n < 10:
+                assert await seqs(get.last_for(["$KV.whole.>"])) == list(range(91, 101))
+                point = await seqs(get.last_for(["$KV.whole.>"], up_to_seq=70, batch=4))
+                assert point == list(range(61, 71))
+    assert consumers(url, "whole") == []
+
+
+async def counts(url: str, bucket: str, *asked: tuple[int, tuple[str, ...]]) -> list[int]:
+    async with connect(url) as jetstream:
+        return [
+            (await count_messages(jetstream, f"KV_{bucket}", seq, f)).messages for seq, f in asked
+        ]
+
+
+@pytest.mark.parametrize("allow_direct", [True, False], ids=["direct", "by consumer"])
+async def test_counts(shared_server: NatsServer, allow_direct: bool) -> None:
+    bucket = f"counts{allow_direct}"
+    url = shared_server.url
+    create_bucket(url, bucket, history=1, allow_direct=allow_direct)
+    put_many(url, bucket, ((f"k{i % 10}.x", b"v") for i in range(100)))
+    one, two = f"$KV.{bucket}.k3.x", f"$KV.{bucket}.k9.*"
+    asked: list[tuple[tuple[int, tuple[str, ...]], int]] = [
+        ((1, ()), 10),
+        ((91, ()), 10),
+        ((96, ()), 5),
+        ((100, ()), 1),
+        ((101, ()), 0),
+        ((5000, ()), 0),
+        ((1, (one,)), 1),
+        ((95, (one,)), 0),
+        ((1, (one, two)), 2),
+        ((95, (one, two)), 1),
+        ((101, (one, two)), 0),
+    ]
+    assert await counts(url, bucket, *(question for question, _ in asked)) == [n for _, n in asked]
+    assert consumers(url, bucket) == []
+
+
+async def test_count_of_empty_stream(shared_server: NatsServer) -> None:
+    create_bucket(shared_server.url, "empty")
+    assert await counts(shared_server.url, "empty", (1, ()), (1, ("$KV.empty.a",))) == [0, 0]

@@ -1,28 +1,54 @@
-"""Whole objects: put, get, replace, delete, links, watch and list; reads after a write (ADR-53)."""
+"""Objects: put, get, watch, list, damaged, replaced, and with other clients and accounts."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
+import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nats.aio.client import Client
 
+from nats_stream_source.connection.connection import Connection
 from nats_stream_source.errors import (
+    BadObjectInfoError,
     BucketExistsError,
     BucketNotFoundError,
     ConfigurationError,
+    MessageTooLargeError,
     MinLastSequenceError,
+    NoStreamError,
+    ObjectDamagedError,
     ObjectIsLinkError,
     ObjectNotFoundError,
+    StreamFullError,
+    WrongLastSequenceError,
 )
-from nats_stream_source.jetstream.object_store.info import ObjectInfo, chunk_subject, meta_subject
-from nats_stream_source.jetstream.object_store.store import ObjectStore, _split_chunks
+from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.object_store.info import (
+    Digest,
+    ObjectInfo,
+    chunk_subject,
+    meta_subject,
+)
+from nats_stream_source.jetstream.object_store.store import MAPPING, ObjectStore, _split_chunks
+from nats_stream_source.jetstream.subjects import api_prefix
 from tests.integration.jetstream.object_store.stores import MEGABYTE, left, opened_store
-from tests.support.nats.buckets import publish
+from tests.support.nats.buckets import publish, with_client
 from tests.support.nats.streams import stream_state
-from tests.support.nats.topology import hub_and_leaf, make_mirror
+from tests.support.nats.topology import (
+    ADR19_API_PREFIX,
+    ADR19_INBOX_PREFIX,
+    adr19_server,
+    hub_and_leaf,
+    make_mirror,
+)
 
 pytestmark = pytest.mark.servers
 
@@ -208,3 +234,216 @@ async def test_object_in_lagging_mirror() -> None:
             data, listed = await waiting
             assert data == MEGABYTE
             assert [one.sequence for one in listed] == [info.sequence]
+
+
+_ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+_FIELDS = ("bucket", "name", "nuid", "size", "chunks", "digest", "headers", "metadata", "options")
+_META = st.fixed_dictionaries({}, optional=dict.fromkeys(_FIELDS, _ANYTHING))
+
+
+@given(
+    st.binary(max_size=50) | (_META | _ANYTHING).map(lambda one: json.dumps(one).encode()),
+    st.integers(0, 2**62),
+)
+def test_payload_is_read_or_refused(payload: bytes, sequence: int) -> None:
+    with contextlib.suppress(BadObjectInfoError):
+        assert ObjectInfo.parse(payload, sequence, 0).sequence == sequence
+
+
+_TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
+
+
+@given(
+    st.builds(
+        ObjectInfo,
+        bucket=st.just("b"),
+        name=_TEXT.filter(bool),
+        nuid=_TEXT.filter(lambda text: not set(".*> ") & set(text)),
+        size=st.integers(0, 2**63),
+        chunks=st.integers(0, 2**32),
+        digest=_TEXT,
+        deleted=st.booleans(),
+        description=_TEXT,
+        headers=st.dictionaries(_TEXT, st.lists(_TEXT)),
+        metadata=st.dictionaries(_TEXT, _TEXT),
+        link=st.none() | st.tuples(st.just("c"), _TEXT),
+        chunk_size=st.none() | st.integers(1, 2**32),
+    )
+)
+def test_meta_data_survive_encoding(info: ObjectInfo) -> None:
+    assert ObjectInfo.parse(info.encoded(), 0, 0) == info
+
+
+@pytest.mark.parametrize("digest", ["", "MD5=AAAA", "SHA-256=AAAA", "SHA-256=ü"])
+def test_digest_invalid(digest: str) -> None:
+    with pytest.raises(BadObjectInfoError, match="is not a SHA-256 digest"):
+        Digest().verify(ObjectInfo("b", "a", digest=digest))
+
+
+def test_digest_in_lower_case_without_padding_is_accepted() -> None:
+    told = Digest().text.replace("SHA", "sha").rstrip("=")
+    Digest().verify(ObjectInfo("b", "a", digest=told))
+
+
+async def test_missing_chunks_are_error(store: ObjectStore) -> None:
+    info = await store.put("a", MEGABYTE)
+    await store.jetstream.call("STREAM.MSG.DELETE.OBJ_b", {"seq": 3, "no_erase": True})
+    with pytest.raises(ObjectDamagedError, match=r"917504 bytes in 7 chunks, expected"):
+        await store.get("a", min_last_seq=info.sequence)
+
+
+async def test_bytes_with_another_digest_are_error(url: str, store: ObjectStore) -> None:
+    info = await store.put("a", b"right")
+    wrong = Digest()
+    wrong.add(b"wrong")
+    meta = replace(info, digest=wrong.text)
+    publish(url, [(meta_subject("b", "a"), meta.encoded(), {"Nats-Rollup": "sub"})])
+    with pytest.raises(ObjectDamagedError, match="do not have the digest SHA-256="):
+        await store.get("a")
+
+
+async def test_object_replaced_while_read(store: ObjectStore) -> None:
+    await store.put("a", MEGABYTE)
+    looked_up = store.info
+
+    async def outdated(name: str, **more: Any) -> ObjectInfo:
+        """The meta data from before the put that comes between."""
+        found = await looked_up(name, **more)
+        store.info = looked_up
+        await store.put("a", b"new")
+        return found
+
+    store.info = outdated
+    assert await store.get("a") == b"new"
+    assert store.info == looked_up
+
+
+async def test_put_refused_leaves_nothing(url: str, store: ObjectStore) -> None:
+    small = await ObjectStore.create(store.jetstream, "small", max_bytes=300_000)
+    with pytest.raises(StreamFullError):
+        await small.put("a", MEGABYTE)
+    assert left(url, "OBJ_small") == {}
+    with pytest.raises(MessageTooLargeError):
+        await small.put("a", MEGABYTE * 2, chunk_size=2_000_000)
+
+    async def broken() -> AsyncIterator[bytes]:
+        yield MEGABYTE[:200_000]
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="disk"):
+        await small.put("a", broken())
+    assert left(url, "OBJ_small") == {}
+    assert await small.list() == ()
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"{", b"[]", b'{"name": "a"}', b'{"name": "a", "bucket": "b", "size": "5"}'],
+)
+async def test_meta_message_invalid(url: str, payload: bytes) -> None:
+    publish(url, [(meta_subject("b", "a"), payload, None)])
+    seq = stream_state(url, "OBJ_b")["last_seq"]  # 2 where a reconnect published twice
+    error = f"could not parse the object meta message at sequence {seq}"
+    for read in (lambda store: store.get("a"), lambda store: store.list()):
+        async with opened_store(url) as store:
+            with pytest.raises(BadObjectInfoError, match=error):
+                await read(store)
+
+
+@pytest.mark.parametrize("nuid", [">", "*", "a.b", "x y"])
+async def test_meta_message_for_all_chunks_destroys_nothing(
+    url: str, store: ObjectStore, nuid: str
+) -> None:
+    await store.put("good", MEGABYTE)
+    meta = ObjectInfo("b", "bad", nuid, size=1, chunks=1, digest=Digest().text)
+    publish(url, [(meta_subject("b", "bad"), meta.encoded(), None)])
+    with pytest.raises(BadObjectInfoError, match="is not a subject token"):
+        await store.get("bad")
+    with pytest.raises(BadObjectInfoError):
+        await store.delete("bad")
+    await store.put("bad", b"put right")
+    assert await store.get("bad") == b"put right"
+    assert await store.get("good") == MEGABYTE
+
+
+async def test_writers_of_one_object_at_same_time_leave_no_chunks_behind(
+    url: str, store: ObjectStore
+) -> None:
+    async with await Connection.open(store.jetstream.connection.settings) as connection:
+        stores = [store, ObjectStore(JetStream(connection), "b")] * 3
+        for _ in range(3):
+            writes = [one.put("a", bytes([i]) * 300_000) for i, one in enumerate(stores)]
+            done = await asyncio.gather(*writes, stores[1].delete("a"), return_exceptions=True)
+            assert not [one for one in done if isinstance(one, WrongLastSequenceError)]
+    last = await store.info("a", deleted=True)
+    expected = {meta_subject("b", "a")}
+    if not last.deleted:
+        expected.add(chunk_subject("b", last.nuid))
+        assert len(await store.get("a")) == 300_000
+    assert set(left(url)) == expected
+
+
+async def test_nats_py_reads_and_writes_same_objects(url: str, store: ObjectStore) -> None:
+    async def exchange(client: Client) -> None:
+        theirs = await client.jetstream().object_store("b")
+        assert (await theirs.get("ours")).data == MEGABYTE
+        await theirs.put("theirs", MEGABYTE)
+        assert {one.name for one in await theirs.list()} == {"ours", "theirs"}
+
+    async def delete(client: Client) -> None:
+        await (await client.jetstream().object_store("b")).delete("ours")
+
+    await store.put("ours", MEGABYTE)
+    with_client(url, exchange)
+    assert await store.get("theirs") == MEGABYTE
+    assert [one.name for one in await store.list()] == ["ours", "theirs"]
+    with_client(url, delete)
+    with pytest.raises(ObjectNotFoundError):
+        await store.get("ours")
+
+
+async def test_object_through_account_import() -> None:
+    with adr19_server(object_store=True) as accounts:
+        async with opened_store(accounts.exporter) as store:
+            await ObjectStore.create(store.jetstream, "b")
+        async with opened_store(
+            accounts.importer, api_prefix=ADR19_API_PREFIX, inbox_prefix=ADR19_INBOX_PREFIX
+        ) as store:
+            await _round_trip(store)
+        assert list(left(accounts.exporter)) == [meta_subject("b", "a")]
+
+
+async def test_object_in_other_domain() -> None:
+    mapping = MAPPING.replace("<domain>", "hub")
+    with hub_and_leaf(hub_options=mapping) as both:
+        async with opened_store(both.hub.url) as store:
+            await ObjectStore.create(store.jetstream, "b")
+        async with opened_store(both.leaf.url, api_prefix=api_prefix(domain="hub")) as store:
+            await _round_trip(store)
+        assert list(left(both.hub.url)) == [meta_subject("b", "a")]
+
+
+async def test_domain_without_mapping_of_writes() -> None:
+    """Servers map ``$KV`` and ``$OBJ`` by themselves, not ``$O``: the error names what to add."""
+    with hub_and_leaf() as both:
+        async with opened_store(both.hub.url) as store:
+            await ObjectStore.create(store.jetstream, "b")
+        async with opened_store(both.hub.url) as store:
+            await store.put("a", b"1")
+        async with opened_store(both.leaf.url, api_prefix=api_prefix(domain="hub")) as store:
+            assert await store.get("a") == b"1"
+            for write in (store.put("a", b"2"), store.delete("a")):
+                with pytest.raises(NoStreamError, match=r"mappings: .*API\.\$O\.>"):
+                    await write
+            assert await store.get("a") == b"1"
+
+
+async def _round_trip(store: ObjectStore) -> None:
+    info = await store.put("a", MEGABYTE)
+    assert await store.get("a", min_last_seq=info.sequence) == MEGABYTE
+    assert [one.sequence for one in await store.list()] == [info.sequence]
+    await store.delete("a")

@@ -15,7 +15,7 @@ from tests.support.nats import buckets
 from tests.support.nats.streams import create_stream, stream_state
 from tests.support.query_driver.driver import QueryDriver, Record, new_query, sequences
 from tests.support.wait import wait_until
-from tests.unit.wire.test_header_maps import block, plainly
+from tests.unit.wire.test_headers import block, plainly
 
 pytestmark = pytest.mark.servers
 

@@ -1,10 +1,12 @@
-"""Subjects beyond the server's limit, and other errors after which a server closes a connection."""
+"""Subjects too long or denied, and other errors after which a server closes a connection."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,14 @@ import pytest
 from nats_stream_source.connection.connection import Connection
 from nats_stream_source.connection.settings import ConnectionSettings
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.errors import MessageTooLargeError, NameTooLongError
+from nats_stream_source.errors import MessageTooLargeError, NameTooLongError, PermissionDeniedError
 from nats_stream_source.jetstream import (
     BatchPublisher,
     DirectGet,
     FastIngestPublisher,
     JetStream,
     KeyValue,
+    KeyValueConfig,
     MessageColumns,
     ObjectStore,
     Publisher,
@@ -28,13 +31,13 @@ from nats_stream_source.jetstream import (
     subscribe_pull,
 )
 from tests.support.nats.buckets import create_bucket
+from tests.support.nats.changing_server import ChangingServer
 from tests.support.nats.jwt_operator import Operator
 from tests.support.nats.limits import limited_server
 from tests.support.nats.streams import create_stream
 from tests.support.wait import wait_until_async
 
 LONG = "k" * 4096
-ERROR = r"could not send subject '.*kkk…': it has 4,\d+ bytes, expected a line of at most 4,096"
 
 Call = Callable[[JetStream], Awaitable[Any]]
 
@@ -326,3 +329,77 @@ async def test_reconnect_to_server_with_lower_max_payload(tmp_path: Path) -> Non
                 with pytest.raises(MessageTooLargeError, match="max_payload of 1000"):
                     await publisher.flush()
                 assert (await jetstream.stream_info("S")).last_seq == 1
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> ChangingServer:
+    return ChangingServer(tmp_path)
+
+
+def as_me(guarded: ChangingServer, **settings: Any) -> AbstractAsyncContextManager[JetStream]:
+    return connect(guarded.server.url, user="me", password="right", **settings)
+
+
+async def is_denied(work: Callable[[], Awaitable[object]], expected: bool) -> bool:
+    try:
+        await work()
+    except PermissionDeniedError as error:
+        return expected and "'_INBOX.>'; add it to the user's permissions" in str(error)
+    return not expected
+
+
+async def test_denied_subject_that_differs_in_case_from_another(guarded: ChangingServer) -> None:
+    guarded.write(permissions='publish: { deny: "$KV.b.SECRET" }')
+    with guarded.server:
+        async with as_me(guarded) as jetstream:
+            bucket = await KeyValue.create_bucket(jetstream, KeyValueConfig("b"))
+            results = await asyncio.gather(
+                *(bucket.put(key, b"") for key in ("SECRET", "secret", "Secret")),
+                return_exceptions=True,
+            )
+            assert isinstance(results[0], PermissionDeniedError)
+            assert "'$KV.b.SECRET'" in str(results[0])
+            assert results[1:] == [1, 2]
+
+
+async def test_denied_message_below_inbox_prefix_concerns_its_subject(
+    guarded: ChangingServer,
+) -> None:
+    guarded.write(permissions='publish: { deny: "app.inbox.secret" }')
+    with guarded.server:
+        async with as_me(guarded, inbox_prefix="app.inbox") as jetstream:
+            bucket = await KeyValue.create_bucket(jetstream, KeyValueConfig("b"))
+            with pytest.raises(PermissionDeniedError, match=r"'app\.inbox\.secret'"):
+                await jetstream.connection.request("app.inbox.secret")
+            assert await bucket.put("k", b"") == 1
+            assert jetstream.connection.reconnects == 0
+
+
+async def test_inboxes_denied_and_permitted_again(guarded: ChangingServer) -> None:
+    with guarded.server:
+        async with as_me(guarded, request_timeout=2.0) as jetstream:
+            bucket = await KeyValue.create_bucket(jetstream, KeyValueConfig("b"))
+            await bucket.put("k", b"")
+            works: tuple[Callable[[], Awaitable[object]], ...]
+            works = bucket.status, lambda: bucket.put("k", b"")
+            for work in works:
+                guarded.change(permissions='subscribe: { deny: "_INBOX.>" }')
+                await wait_until_async(partial(is_denied, work, True), "the inboxes are denied")
+                guarded.change()
+                await wait_until_async(partial(is_denied, work, False), "they are permitted")
+
+
+async def test_first_refused_subscription_is_that_of_pub_acks(guarded: ChangingServer) -> None:
+    """The message is not sent: its PubAck would not arrive."""
+    guarded.write(more="max_subscriptions: 2")
+    with guarded.server:
+        async with as_me(guarded) as jetstream:
+            bucket = await KeyValue.create_bucket(jetstream, KeyValueConfig("b"))
+            other = await jetstream.connection.open_inbox("other")
+            with pytest.raises(PermissionDeniedError, match="raise max_subscriptions"):
+                await bucket.put("k", b"")
+            with pytest.raises(PermissionDeniedError, match="raise max_subscriptions"):
+                async with BatchPublisher(jetstream, "KV_b"):
+                    pass
+            await jetstream.connection.close_inbox(other)
+            assert await bucket.put("k", b"") == 1
