@@ -23,7 +23,6 @@ async def planning(
     bucket: str,
     clock: Callable[[], float] | None = None,
     sleep: Callable[[float], Coroutine[Any, Any, None]] = asyncio.sleep,
-    cores: int = 2,
     **options: str,
 ) -> AsyncIterator[OneStreamPlanner]:
     parsed = kv_options({"servers": url, "bucket": bucket, **options})
@@ -31,7 +30,7 @@ async def planning(
     # A clock that jumps a second with every look never rests.
     ticks = iter(range(10**9))
     try:
-        arguments = {"clock": clock or (lambda: float(next(ticks))), "sleep": sleep, "cores": cores}
+        arguments = {"clock": clock or (lambda: float(next(ticks))), "sleep": sleep, "cores": 2}
         yield OneStreamPlanner(KvFormat(parsed), link, **arguments)
     finally:
         await link.drop()

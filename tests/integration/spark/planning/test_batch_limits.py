@@ -1,4 +1,4 @@
-"""Limits of a micro-batch in rows and bytes: also under filters, holes and steady writes."""
+"""Limits of a micro-batch in rows, also under filters, holes and steady writes; balanced splits."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.direct_get.request import MessageCount, count_messages
+from nats_stream_source.rows.base import Split
 from nats_stream_source.spark.planning import limits
 from tests.integration.spark.planning.planners import ends, planning
 from tests.support.nats.buckets import create_bucket, put, put_many
 from tests.support.nats.subscriptions import connected
-from tests.support.query_driver.one_stream import OneStreamPlanner
 
 pytestmark = pytest.mark.servers
 
@@ -27,8 +27,8 @@ async def test_initial_values_of_bucket_with_history_are_one_batch(
 ) -> None:
     create_bucket(nats_server.url, "b", history=5)
     put_many(nats_server.url, "b", ((f"k{i % 4}", b"v") for i in range(20)))
-
-    async with planning(nats_server.url, "b", maxRowsPerTrigger="2") as planner:
+    options = {"maxRowsPerTrigger": "2", "minPartitions": "4"}
+    async with planning(nats_server.url, "b", **options) as planner:
         start = await planner.initial_offset()
         end = await planner.latest_offset(start)
         (first,) = await planner.splits(start, end)
@@ -38,12 +38,8 @@ async def test_initial_values_of_bucket_with_history_are_one_batch(
     assert (end.stream_seq, end.consumer_seq, end.initial_through) == (20, 4, 20)
     assert (first.range.last_per_subject, first.range.filters) == (True, ("$KV.b.>",))
     request = second.range
-    assert (request.last_per_subject, request.filters, request.start, request.end) == (
-        False,
-        (),
-        20,
-        21,
-    )
+    assert (request.last_per_subject, request.filters) == (False, ())
+    assert (request.start, request.end) == (20, 21)
 
 
 class Counts:
@@ -62,7 +58,11 @@ class Counts:
 
 
 KEYS = 1000
+
+
 WRITES = 10_000
+
+
 LIMIT = 60
 
 
@@ -91,34 +91,6 @@ async def test_limit_with_nine_tenths_removed(
     assert len(counts.sequences) <= 1.5 * len(rows) + 2
 
 
-async def test_limit_with_few_removed_sends_no_count(
-    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counts = Counts(monkeypatch)
-    create_bucket(nats_server.url, "b", history=1)
-    put_many(nats_server.url, "b", ((f"k{i}", b"v") for i in range(1000)))
-    put_many(nats_server.url, "b", ((f"k{i}", b"v") for i in range(500, 520)))
-    async with planning(nats_server.url, "b", maxRowsPerTrigger="102") as planner:
-        assert await ends(planner) == [*range(102, 1020, 102), 1020]
-    assert not counts.sequences
-
-
-@pytest.mark.parametrize("limit", [1, 7, 1000])
-async def test_limits_under_filters(nats_server: NatsServer, limit: int) -> None:
-    create_bucket(nats_server.url, "b", history=64)
-    put_many(nats_server.url, "b", ((f"k{i % 10}.x", b"v") for i in range(300)))
-    matching = [s for s in range(1, 301) if (s - 1) % 10 in (3, 7)]
-    options = {"keys": "k3.*,k7.x", "includeHistory": "true"}
-
-    async with planning(nats_server.url, "b", maxRowsPerTrigger=str(limit), **options) as planner:
-        found = await ends(planner)
-    starts = [0, *found[:-1]]
-    rows = [sum(1 for s in matching if a < s <= b) for a, b in zip(starts, found, strict=True)]
-    assert max(rows) <= limit
-    assert sum(rows) == len(matching)
-    assert found[-1] == matching[-1]
-
-
 async def test_filter_rarely_matching_does_not_stay_behind(nats_server: NatsServer) -> None:
     create_bucket(nats_server.url, "b", history=64)
     put(nats_server.url, "b", "rare", b"v")
@@ -134,34 +106,6 @@ async def test_filter_rarely_matching_does_not_stay_behind(nats_server: NatsServ
     assert positions[0] == 1
     assert positions[-1] > 40  # in the newer half of 81
     assert len(set(positions)) <= 5  # not with every write
-
-
-async def test_limit_in_bytes(nats_server: NatsServer) -> None:
-    """By the mean size of a message: 100 of 1,000 bytes, and some 50 of the store's own."""
-    create_bucket(nats_server.url, "b")
-    put_many(nats_server.url, "b", ((f"k{i}", bytes(1000)) for i in range(100)))
-
-    async def sizes(planner: OneStreamPlanner) -> list[int]:
-        found, start = [], await planner.initial_offset()
-        while (end := await planner.latest_offset(start)) != start:
-            found.append(end.stream_seq - start.stream_seq)
-            start = end
-        return found
-
-    async def limited(rows: int | None, nbytes: int) -> list[int]:
-        limits = {"maxBytesPerTrigger": str(nbytes)}
-        if rows is not None:
-            limits["maxRowsPerTrigger"] = str(rows)
-        async with planning(nats_server.url, "b", **limits) as planner:
-            return await sizes(planner)
-
-    in_bytes = await limited(None, 21_000)
-    assert sum(in_bytes) == 100
-    assert 17 <= in_bytes[0] <= 20
-    assert max(in_bytes) <= 20
-    assert max(await limited(5, 21_000)) == 5  # both hold
-    assert max(await limited(50, 21_000)) <= 20
-    assert await limited(None, 1) == [1] * 100  # at least one row
 
 
 @pytest.mark.parametrize("limit", [1, 5, 50])
@@ -209,3 +153,42 @@ async def test_limit_while_others_write_is_not_exceeded(
         finally:
             enough.set()
             await writing
+
+
+async def splits_of(url: str, **options: str) -> list[Split]:
+    async with planning(url, "b", **options) as planner:
+        start = await planner.initial_offset()
+        return await planner.splits(start, await planner.latest_offset(start))
+
+
+@pytest.mark.parametrize("keys", ["", "a.*", "a.*,b.*,c.*,d.*,e.*,f.*"])
+async def test_splits_are_balanced_by_rows(nats_server: NatsServer, keys: str) -> None:
+    """All but one that are left lie in the last twentieth of the stream."""
+    create_bucket(nats_server.url, "b")
+    names = [f"{'abcdef'[i % 6]}.{i}" for i in range(600)]
+    put(nats_server.url, "b", "a.first", b"v")
+    put_many(nats_server.url, "b", ((names[i % 3], b"v") for i in range(11_399)))
+    put_many(nats_server.url, "b", ((name, b"v") for name in names))
+    last = 12_000
+    options = {"minPartitions": "4"} | ({"keys": keys} if keys else {})
+    splits = await splits_of(nats_server.url, **options)
+    assert splits[0].range.start == 0
+    assert all(a.range.end == b.range.start for a, b in itertools.pairwise(splits))
+    wanted = keys.replace("*", "").split(",")
+    live = [1] + [
+        seq
+        for seq, name in zip(range(last - 599, last + 1), names, strict=True)
+        if not keys or name.startswith(tuple(wanted))
+    ]
+    rows = [
+        sum(1 for seq in live if split.range.start < seq <= split.range.end) for split in splits
+    ]
+    assert sum(rows) == len(live)
+    assert len(rows) == 4
+    assert max(rows) <= 2 * min(rows)
+
+
+async def test_splits_of_complete_history(ten: str) -> None:
+    """Each split requires the messages from its own beginning."""
+    splits = await splits_of(ten, minPartitions="2", includeHistory="true")
+    assert [split.required_from for split in splits] == [1, splits[0].range.end + 1]

@@ -1,4 +1,4 @@
-"""Positions, ends, lag and requests of the planner, and what it does not report as data loss."""
+"""Positions, ends and requests of the planner, minimums of rows, and what is no data loss."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import (
     MinLastSequenceError,
-    UnsupportedStreamError,
 )
 from nats_stream_source.rows.offsets import Position
-from tests.integration.spark.planning.planners import Asked, ends, go_on, planning, read_all
+from tests.integration.spark.planning.planners import Asked, go_on, planning, read_all
 from tests.support.nats.buckets import (
     api,
     bucket_state,
@@ -25,6 +24,7 @@ from tests.support.nats.buckets import (
 from tests.support.nats.topology import make_mirror
 
 pytestmark = pytest.mark.servers
+
 
 BEGINNINGS: dict[str, tuple[dict[str, str], int, int]] = {
     "default": ({}, 0, 20),
@@ -50,34 +50,6 @@ async def test_beginnings(
     assert again == first  # decided once
 
 
-async def test_available_now_ends_where_it_began_to_read(nats_server: NatsServer) -> None:
-    create_bucket(nats_server.url, "b")
-    put_many(nats_server.url, "b", ((f"k{i}", b"v") for i in range(10)))
-
-    async with planning(nats_server.url, "b") as planner:
-        await planner.prepare_available_now()
-        await asyncio.to_thread(put, nats_server.url, "b", "later", b"v")
-        assert await ends(planner) == [10]
-
-
-async def test_lag(nats_server: NatsServer) -> None:
-    create_bucket(nats_server.url, "b")
-    put_many(nats_server.url, "b", ((f"k{i}", b"v") for i in range(50)))
-
-    async with planning(nats_server.url, "b", maxRowsPerTrigger="10") as planner:
-        end = await planner.latest_offset(await planner.initial_offset())
-        newest = planner.report_latest_offset()
-    assert newest is not None
-    assert newest.consumer_seq - end.consumer_seq == 40
-
-
-async def test_work_queue_is_refused(shared_server: NatsServer) -> None:
-    create_bucket(shared_server.url, "work", retention="workqueue", allow_direct=False)
-    async with planning(shared_server.url, "work") as planner:
-        with pytest.raises(UnsupportedStreamError, match="'workqueue'"):
-            await planner.initial_offset()
-
-
 async def test_start_beyond_end_waits(ten: str) -> None:
     start = await read_all(ten, startSequence="15")
     assert (start.stream_seq, start.time) == (14, None)
@@ -95,6 +67,7 @@ async def test_min_last_seq_beyond_new_stream(ten: str) -> None:
 
 
 IGNORED = "start option ignored: the query resumes from its checkpoint"
+
 
 FIRST_AND_THEN: dict[str, tuple[dict[str, str], dict[str, str], str | None]] = {
     "the same sequence": ({"startSequence": "5"}, {"startSequence": "5"}, None),
@@ -278,18 +251,6 @@ async def test_healthy_stream_is_not_rolled_back(
     assert (end.epoch, end.stream_seq) == (0, 11)
 
 
-async def test_expiry_under_filter_is_only_warning(
-    ten: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The stream does not show whether one of the query's own keys lost a revision."""
-    options = {"includeHistory": "true", "keys": "k0"}
-    start = await read_all(ten, **options)
-    put_many(ten, "b", ((f"k{i % 10}", b"v") for i in range(100)))
-    end, _ = await go_on(ten, start, **options)
-    assert end.epoch == 0
-    assert "whether keys=k0 matched any of them is unknown" in caplog.text
-
-
 async def test_logged_first_batch_is_read_from_its_origin(ten: str) -> None:
     """Updates only: at the restart the stream has grown past the logged end."""
     async with planning(ten, "b", updatesOnly="true") as planner:
@@ -311,3 +272,73 @@ async def test_mirror_keeps_subjects_of_upstream(ten: str) -> None:
         start = await planner.initial_offset()
         (split,) = await planner.splits(start, await planner.latest_offset(start))
     assert (split.prefix, split.range.filters) == ("$KV.b.", ("$KV.b.>",))
+
+
+WAITS = {"minRowsPerTrigger": "10", "maxTriggerDelay": "60"}
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def fill(url: str, bucket: str, first: int, count: int) -> None:
+    put_many(url, bucket, ((f"k{i}", b"x") for i in range(first, first + count)))
+
+
+async def test_micro_batch_waits_for_rows_up_to_delay(shared_server: NatsServer) -> None:
+    url, clock = shared_server.url, Clock()
+    create_bucket(url, "waits")
+    fill(url, "waits", 0, 3)
+    async with planning(url, "waits", clock, clock.sleep, **WAITS) as planner:
+        first = await planner.latest_offset(await planner.initial_offset())
+        assert first.stream_seq == 3, "the first micro-batch does not wait"
+        fill(url, "waits", 3, 9)
+        assert await planner.latest_offset(first) == first
+        waiting = planner.report_latest_offset()
+        assert waiting is not None
+        assert waiting.stream_seq == 12, "the lag shows what waits"
+        fill(url, "waits", 12, 1)
+        second = await planner.latest_offset(first)
+        assert second.stream_seq == 13
+        fill(url, "waits", 13, 1)
+        # The stream does not change any more, and the delay passes.
+        while (third := await planner.latest_offset(second)) == second:
+            assert clock.now < 120
+        assert clock.now >= 60
+        assert third.stream_seq == 14
+        (split,) = await planner.splits(second, third)
+        assert (split.range.start, split.range.end) == (13, 14)
+
+
+async def test_rows_behind_filter(shared_server: NatsServer) -> None:
+    url, clock = shared_server.url, Clock()
+    create_bucket(url, "filtered")
+    put_many(url, "filtered", [("a.1", b"x"), ("b.1", b"x")])
+    async with planning(url, "filtered", clock, clock.sleep, keys="a.*", **WAITS) as planner:
+        first = await planner.latest_offset(await planner.initial_offset())
+        put_many(url, "filtered", ((f"{'ab'[i % 2]}.{i}", b"x") for i in range(18)))
+        assert await planner.latest_offset(first) == first, "nine match"
+        put_many(url, "filtered", [("a.100", b"x")])
+        clock.now += 1  # the poll is due
+        assert (await planner.latest_offset(first)).stream_seq == 21
+
+
+async def test_available_now_does_not_wait(shared_server: NatsServer) -> None:
+    url, clock = shared_server.url, Clock()
+    create_bucket(url, "now")
+    fill(url, "now", 0, 3)
+    async with planning(url, "now", clock, clock.sleep, **WAITS) as planner:
+        first = await planner.latest_offset(await planner.initial_offset())
+        fill(url, "now", 3, 2)
+        await planner.prepare_available_now()
+        assert (await planner.latest_offset(first)).stream_seq == 5
+    async with planning(url, "now", clock, clock.sleep, **WAITS) as planner:
+        await planner.latest_offset(await planner.initial_offset())
+        # Trigger.Once
+        assert (await planner.latest_offset(first, limited=False)).stream_seq == 5
