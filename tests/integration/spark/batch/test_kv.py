@@ -9,10 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.errors import (
-    MinLastSequenceError,
-    OptionError,
-)
+from nats_stream_source.errors import MinLastSequenceError, OptionError
 from nats_stream_source.spark.runner import close_cached_runners
 from tests.support.nats.buckets import (
     bucket_state,
@@ -24,9 +21,7 @@ from tests.support.nats.buckets import (
     put_many,
 )
 from tests.support.nats.cluster import Cluster, lagging
-from tests.support.nats.topology import (
-    make_mirror,
-)
+from tests.support.nats.topology import make_mirror
 from tests.support.query_driver.batch import (
     batch_reader,
     read_batch,

@@ -11,15 +11,13 @@ from typing import Any
 import pytest
 
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.errors import (
-    BucketNotFoundError,
-    DataLossError,
-)
+from nats_stream_source.errors import BucketNotFoundError, DataLossError
 from nats_stream_source.jetstream.api import list_subjects
 from nats_stream_source.rows.base import BatchReadKind
 from nats_stream_source.spark.reading import latest_values
 from nats_stream_source.spark.runner import close_cached_runners
 from tests.support.event_loop import run
+from tests.support.log_fields import parse_fields
 from tests.support.nats.buckets import (
     api,
     connected,
@@ -210,7 +208,10 @@ def test_consumer_lost_while_read(
     (consumer,) = consumers(url, bucket)
     api(url, f"CONSUMER.DELETE.KV_{bucket}.{consumer}")
     found += rows
-    assert "consumer rebuilt" in caplog.text
+    line = next(text for text in caplog.messages if text.startswith("consumer rebuilt"))
+    fields = parse_fields(line)
+    assert [fields[name] for name in ("stream", "start", "end")] == [f"KV_{bucket}", "0", "15000"]
+    assert fields["reason"] in ("consumer gone", "missed heartbeat")
     assert len({row["key"] for row in found}) == len(found) == 15_000
     newer = {row["key"] for row in found if row["revision"] > 15_000}
     assert {"k14998", "k14999"} <= newer <= {"k0", "k1", "k14998", "k14999"}

@@ -7,9 +7,7 @@ import asyncio
 import pytest
 
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.errors import (
-    MinLastSequenceError,
-)
+from nats_stream_source.errors import MinLastSequenceError
 from nats_stream_source.rows.offsets import Position
 from tests.integration.spark.planning.planners import Asked, go_on, planning, read_all
 from tests.support.nats.buckets import (

@@ -9,7 +9,7 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import StreamNotFoundError, UnsupportedStreamError
 from tests.integration.spark.reading.streams import fill, read
-from tests.integration.spark.reading.test_headers import both_ways
+from tests.integration.spark.reading.test_small_range import both_ways
 from tests.support.nats import buckets
 from tests.support.nats.buckets import api, publish, put_many
 from tests.support.nats.limits import CONSUMER_LIMITS

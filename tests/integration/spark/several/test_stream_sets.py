@@ -18,13 +18,7 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.rows.base import StreamView
 from nats_stream_source.spark.planning.stream_states import StreamStates
-from tests.support.nats.buckets import (
-    create_bucket,
-    delete_bucket,
-    publish,
-    put,
-    put_many,
-)
+from tests.support.nats.buckets import create_bucket, delete_bucket, publish, put, put_many
 from tests.support.nats.streams import create_stream
 from tests.support.query_driver.driver import new_query
 

@@ -16,12 +16,7 @@ from nats_stream_source.spark.reading import split_reader
 from nats_stream_source.spark.reading.split_reader import read_splits
 from nats_stream_source.spark.runner import close_cached_runners
 from nats_stream_source.wire.framing.frames import Frames
-from tests.support.nats.buckets import (
-    consumers,
-    create_bucket,
-    delete_bucket,
-    put_many,
-)
+from tests.support.nats.buckets import consumers, create_bucket, delete_bucket, put_many
 from tests.support.query_driver.driver import Record, new_query, sequences_by_stream
 
 pytestmark = pytest.mark.servers

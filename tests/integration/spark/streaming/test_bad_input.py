@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import socket
 from collections.abc import Iterator
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +14,8 @@ from pyspark.sql import SparkSession
 from nats_stream_source.embedded import NatsServer, free_port
 from nats_stream_source.errors import (
     JetStreamNotEnabledError,
-    NatsSourceError,
     NoMatchingStreamError,
     OffsetError,
-    OptionError,
     StreamNotFoundError,
 )
 from tests.support.nats.buckets import create_bucket, publish, put
@@ -99,20 +95,6 @@ def test_port_is_closed(scene: Scene) -> None:
     what = f"could not connect to {place} within 1 s ('connect_timeout')"
     play(scene, fails("ConnectError", what, "(option 'connectTimeout')", options=options))
     assert scene.offsets() == []
-
-
-def test_port_open_without_responses(scene: Scene) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        place = f"nats://127.0.0.1:{silent.getsockname()[1]}"
-        options = {"servers": place, "connectTimeout": 1}
-        play(
-            scene,
-            fails(
-                "ConnectError",
-                f"could not connect to {place} within 1 s ('connect_timeout')",
-                options=options,
-            ),
-        )
 
 
 # -- users and permissions ----------------------------------------------------------------------
@@ -209,9 +191,6 @@ def test_checkpoint_of_another_query(scene: Scene) -> None:
     assert len(scene.rows) == 1
 
 
-BASE = {"servers": "nats://127.0.0.1:1", "stream": "ORDERS"}
-
-
 _names = (f"B{i}" for i in itertools.count())
 
 
@@ -223,12 +202,6 @@ def name(shared_server: NatsServer) -> str:
     create_stream(url, name, f"{name}.*")
     publish(url, ((f"{name}.{'ab'[i % 2]}", b"%d" % i, None) for i in range(5)))
     return name
-
-
-def test_query_fails_in_spark(spark: SparkSession) -> None:
-    """The named error is what the user sees, when the source is loaded."""
-    with pytest.raises(AnalysisException, match="OptionError: unknown option 'filtersubject'; did"):
-        spark.readStream.format("nats_stream").options(**BASE, filterSubject="a").load()
 
 
 # -- what is on the server ------------------------------------------------------------------------
@@ -252,30 +225,6 @@ def test_stream_missing(shared_server: NatsServer) -> None:
         new_query(shared_server.url, stream="S", domain="no", connectTimeout=1) as query,
     ):
         query.read_new()
-
-
-def test_start_time_in_future(shared_server: NatsServer, name: str) -> None:
-    tomorrow = datetime.now(timezone.utc) + timedelta(days=1)
-    when = tomorrow.strftime("%Y-%m-%dT%H:%M:%SZ")
-    with (
-        pytest.raises(
-            OptionError, match=r"'startTime': \S+Z is in the future, expected the server's time"
-        ),
-        new_query(shared_server.url, stream=name, startTime=when) as query,
-    ):
-        query.read_new()
-
-
-@pytest.mark.parametrize("beyond", [6, 9, 2**63 - 1])
-def test_start_beyond_end(shared_server: NatsServer, name: str, beyond: int) -> None:
-    """It waits, also over a restart, and begins exactly there."""
-    with new_query(shared_server.url, stream=name, startSequence=beyond) as query:
-        assert query.read_new() == []
-        offset = query.offset
-    assert offset["stream_seq"] == beyond - 1
-    publish(shared_server.url, [(f"{name}.a", b"", None)] * 6)
-    with new_query(shared_server.url, stream=name, offset=offset, startSequence=beyond) as query:
-        assert sequences(query.read_new()) == [seq for seq in range(6, 12) if seq >= beyond]
 
 
 # -- checkpoints ----------------------------------------------------------------------------------
@@ -331,21 +280,3 @@ def test_looked_up_subject_is_filter(shared_server: NatsServer, name: str) -> No
         query.read_new()
     with new_query(url, stream=name, offset=offset, filterSubjects=some) as query:
         assert query.read_new() == []
-
-
-def test_offsets_that_run_backwards(shared_server: NatsServer, name: str) -> None:
-    offset = offset_of(shared_server.url, name)
-    with new_query(shared_server.url, stream=name, offset=offset) as query:
-        with pytest.raises(OffsetError, match=r"run backwards, from 5 to 3; .* edited by hand"):
-            query.plan_logged({**offset, "stream_seq": 3, "time": None})
-        assert query.offset == offset
-
-
-def test_offset_ahead_of_stream(shared_server: NatsServer, name: str) -> None:
-    """An edited offset looks like a stream that was rolled back."""
-    ahead = {**offset_of(shared_server.url, name), "stream_seq": 9}
-    with (
-        pytest.raises(NatsSourceError, match="was rolled back: last sequence is 5,"),
-        new_query(shared_server.url, stream=name, offset=ahead) as query,
-    ):
-        query.read_new()

@@ -1,23 +1,21 @@
-"""Several tasks in one micro-batch: every row exactly once, in the requested number of tasks."""
+"""Several tasks in one micro-batch read every row once; a query waits for a minimum of rows."""
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import spark_partition_id
 
+from nats_stream_source.embedded import NatsServer
 from tests.support.nats.buckets import bucket_state, create_bucket, put_many
-from tests.support.spark.scenario import (
-    DEADLINE,
-    ExpectNoConsumers,
-    Run,
-    Scene,
-    Start,
-    play,
-)
+from tests.support.spark.scenario import DEADLINE, ExpectNoConsumers, Run, Scene, Start, play
+from tests.support.spark.streaming_query import begin, run_to_the_end
+from tests.support.wait import wait_until
 
 
 class Tasks:
@@ -97,3 +95,35 @@ def test_limits_and_splits_with_restart(scene: Scene) -> None:
     assert max(sizes) <= most
     assert len(sizes) <= 3000 / (0.8 * most) + 1
     play(scene, ExpectNoConsumers())
+
+
+def test_micro_batches_wait_for_rows(
+    spark: SparkSession, shared_server: NatsServer, tmp_path: Path
+) -> None:
+    url, sizes = shared_server.url, list[int]()
+    create_bucket(url, "min_rows", 64)
+    put_many(url, "min_rows", [("a", b"0")])
+    rows = (
+        spark.readStream.format("nats_kv")
+        .options(servers=url, bucket="min_rows", includeHistory=True, minRowsPerTrigger=10)
+        .load()
+    )
+    writer = rows.writeStream.foreachBatch(lambda batch, _: sizes.append(batch.count()))
+    writer = writer.option("checkpointLocation", str(tmp_path))
+    query = begin(writer.start)
+    try:
+        wait_until(lambda: sizes == [1], "the first micro-batch")
+        put_many(url, "min_rows", [("a", b"%d" % number) for number in range(9)])
+        # Spark polls many times meanwhile.
+        deadline = time.monotonic() + 1.5
+        while time.monotonic() < deadline:
+            assert sizes == [1]
+            time.sleep(0.05)
+        put_many(url, "min_rows", [("a", b"9")])
+        wait_until(lambda: sizes == [1, 10], "the second micro-batch")
+        wait_until((tmp_path / "commits" / "1").exists, "its commit")
+    finally:
+        query.stop()
+    put_many(url, "min_rows", [("a", b"10")])
+    run_to_the_end(writer.trigger(availableNow=True).start)
+    assert sizes == [1, 10, 1]

@@ -1,26 +1,36 @@
-"""Every way to watch a bucket: which rows come, in which order, and which are initial values."""
+"""Every way to watch a bucket, also from another account or domain: rows, order, initial values."""
 
 from __future__ import annotations
 
 import base64
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from tests.support.nats.buckets import api, bucket_info, bucket_state
+from tests.support.nats.topology import (
+    ADR19_API_PREFIX,
+    ADR19_INBOX_PREFIX,
+    adr19_server,
+    hub_and_leaf,
+)
 from tests.support.spark.scenario import (
     Create,
     Delete,
     Do,
-    ExpectBatches,
     ExpectInitialThrough,
     ExpectNoConsumers,
     ExpectRows,
     Purge,
     Put,
-    PutMany,
     Run,
     Scene,
     Start,
@@ -34,11 +44,20 @@ from tests.support.wait import wait_until
 
 # Revisions:   1 a=1   2 b=1   3 a=2   4 DEL c   5 PURGE b (takes 2 away)
 HISTORY = (Put("a", "1"), Put("b", "1"), Put("a", "2"), Delete("c"), Purge("b"))
+
+
 LATER = (Put("a", "3"), Delete("a"), Put("d", "1"))
 
+
 LAST_VALUES = ("3 PUT a=2 initial", "4 DEL c initial", "5 PURGE b initial")
+
+
 ALL_REVISIONS = ("1 PUT a=1 initial", *LAST_VALUES)
+
+
 CHANGES = ("6 PUT a=3", "7 DEL a", "8 PUT d=1")
+
+
 # What a later read of the changes finds where only one revision of a key is kept.
 COMPACTED = ("7 DEL a", "8 PUT d=1")
 
@@ -195,22 +214,6 @@ def test_keys(
     )
 
 
-def test_keys_that_do_not_exist_yet(scene: Scene) -> None:
-    play(
-        scene,
-        Create(),
-        *KEYED,
-        Start({"keys": "z.>"}),
-        WaitForBatch(0),
-        ExpectRows(),
-        Put("a.x", "3"),
-        Put("z.1", "1"),
-        Wait(rows=1),
-        ExpectRows("9 PUT z.1=1"),
-        ExpectInitialThrough(7),
-    )
-
-
 @pytest.mark.parametrize("history", [1, 5])
 @pytest.mark.parametrize("options", [{}, {"includeHistory": True}, {"updatesOnly": True}], ids=str)
 def test_empty_bucket(scene: Scene, history: int, options: dict[str, object]) -> None:
@@ -319,43 +322,55 @@ def test_expired_key_is_purge(scene: Scene) -> None:
     assert b"MaxAge" in base64.b64decode(message(scene, 3)["hdrs"])
 
 
-def test_values_left_out_but_markers_known(scene: Scene) -> None:
-    """``headers_only`` consumers deliver the headers, the markers' among them."""
-    play(
-        scene,
-        Create(),
-        *HISTORY,
-        Put("h", b"1", {"Trace": "t1"}),
-        Run({"metaOnly": True, "ignoreDeletes": True}),
-        ExpectRows("3 PUT a initial", "6 PUT h initial"),
-    )
+Place = tuple[str, dict[str, str]]
 
 
-def test_bucket_without_direct_get(scene: Scene) -> None:
-    """Ranks come from a consumer then."""
-    play(
-        scene,
-        Create(1, {"allow_direct": False}),
-        PutMany(100, keys=10),
-        Run({"maxRowsPerTrigger": 4, "keys": "k1,k2,k3,k4,k5"}),
-        ExpectRows(*(f"{i} PUT k{i - 91}={i - 1} initial" for i in range(92, 97))),
-        ExpectBatches((4, 1)),
-        ExpectNoConsumers(),
-    )
+"""The address of the bucket's owner, and the options of a query that comes from elsewhere."""
 
 
-def test_mirror_of_bucket(scene: Scene) -> None:
-    """A mirror has the subjects, and so the keys, of the bucket that it mirrors."""
-    mirror = replace(scene, bucket=f"{scene.bucket}_mirror")
-    config = {"subjects": None, "mirror": {"name": f"KV_{scene.bucket}"}, "mirror_direct": True}
+@contextlib.contextmanager
+def imported() -> Iterator[Place]:
+    """Account I, as in the document: neither flow control nor a second response arrives."""
+    with adr19_server() as accounts:
+        yield (
+            accounts.exporter,
+            {
+                "servers": accounts.server.url,
+                "user": "i",
+                "password": "i",
+                "apiPrefix": ADR19_API_PREFIX,
+                "inboxPrefix": ADR19_INBOX_PREFIX,
+            },
+        )
 
-    def mirrored(scene: Scene) -> None:
-        expected = bucket_state(scene.url, scene.bucket)["last_seq"]
-        state = lambda: bucket_state(scene.url, mirror.bucket)  # noqa: E731
-        wait_until(lambda: state()["last_seq"] == expected, "the mirror", seen=state, deadline=600)
 
-    play(scene, Create(5), *HISTORY, Do(lambda _: Create(5, config).run(mirror)), Do(mirrored))
-    play(mirror, Run(), ExpectRows(*LAST_VALUES))
-    play(scene, *LATER, Do(mirrored))
-    play(mirror, Run(), ExpectRows(*LAST_VALUES, *CHANGES), ExpectInitialThrough(5))
-    assert {row.bucket for row in mirror.rows} == {mirror.bucket}
+@contextlib.contextmanager
+def in_domain() -> Iterator[Place]:
+    """A leaf node's client reads what the hub has."""
+    with hub_and_leaf() as both:
+        yield both.hub.url, {"servers": both.leaf.url, "domain": "hub"}
+
+
+@pytest.mark.parametrize("place", [imported, in_domain])
+def test_query_through_prefix(
+    spark: SparkSession, tmp_path: Path, place: Callable[[], AbstractContextManager[Place]]
+) -> None:
+    with place() as (owner, options):
+        scene = Scene(spark, SimpleNamespace(url=owner), "map", tmp_path)
+        # A filter and a limit, so that the planner ranks: its requests take the prefix too.
+        options |= {"keys": "a,b,c", "includeHistory": "true", "maxRowsPerTrigger": "2"}
+        play(
+            scene,
+            Create(5),
+            *(Put("a", "1"), Put("x", "1"), Put("b", "1"), Put("a", "2")),
+            Run(options),
+            ExpectRows("1 PUT a=1 initial", "3 PUT b=1 initial", "4 PUT a=2 initial"),
+            ExpectInitialThrough(4),
+            *(Put("c", "1"), Delete("a"), Put("x", "2")),
+            Run(options),
+            ExpectRows(
+                *("1 PUT a=1 initial", "3 PUT b=1 initial", "4 PUT a=2 initial"),
+                *("5 PUT c=1", "6 DEL a"),
+            ),
+            ExpectNoConsumers(),
+        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import asyncio
 import itertools
 import json
 import logging
@@ -17,23 +16,16 @@ from pyspark.sql import SparkSession
 
 from nats_stream_source import watch_progress
 from nats_stream_source.cli.main import main
-from nats_stream_source.connection.connection import ConnectionSettings
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.jetstream.ordered.reader import OrderedReader
-from nats_stream_source.jetstream.ordered.request import ENDLESS, RangeRequest
-from nats_stream_source.jetstream.reusable_connection import ReusableConnection
-from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.logs import field_logger, format_fields
 from nats_stream_source.spark.progress import BatchProgress, records
 from tests.support.log_fields import parse_fields
 from tests.support.nats import buckets
 from tests.support.nats.streams import create_stream
 from tests.support.paths import ROOT
-from tests.support.spark.scenario import (
-    DEADLINE,
-)
+from tests.support.spark.scenario import DEADLINE
 from tests.support.spark.streaming_query import begin
-from tests.support.wait import wait_until, wait_until_async
+from tests.support.wait import wait_until
 
 _serial = itertools.count()
 
@@ -342,54 +334,3 @@ def test_modules_log_with_fields() -> None:
 
 def test_control_characters_do_not_reach_terminal() -> None:
     assert format_fields({"detail": "\x1b[2J"}) == 'detail="\\u001b[2J"'
-
-
-@pytest.fixture
-def rebuilt(shared_server: NatsServer, caplog: pytest.LogCaptureFixture) -> logging.LogRecord:
-    """What is logged when the consumer of a read is deleted in the middle."""
-    url = shared_server.url
-    buckets.create_bucket(url, "torn", 1)
-    buckets.put(url, "torn", "a", b"1")
-    created = buckets.bucket_info(url, "torn")["created"]
-
-    def consumers() -> list[str]:
-        return buckets.api(url, "CONSUMER.NAMES.KV_torn").get("consumers") or []
-
-    async def work() -> int:
-        link = ReusableConnection(ConnectionSettings(servers=(url,)))
-        request = RangeRequest(
-            "KV_torn", KnownStream(created), 0, ENDLESS, heartbeat=0.1, eager=True
-        )
-        batches = OrderedReader(link, request).batches()
-
-        async def row() -> int:
-            while not (frames := await batches.__anext__()):
-                pass
-            return len(frames)
-
-        try:
-            first = await row()
-            for name in consumers():
-                await asyncio.to_thread(buckets.api, url, f"CONSUMER.DELETE.KV_torn.{name}")
-            second = asyncio.ensure_future(row())
-            await wait_until_async(lambda: caplog.records, "a rebuild", deadline=600)
-            await asyncio.to_thread(buckets.put, url, "torn", "b", b"2")
-            return first + await second
-        finally:
-            await batches.aclose()
-            await link.drop()
-
-    assert asyncio.run(work()) == 2
-    (record,) = caplog.records
-    return record
-
-
-def test_rebuild_is_one_line(rebuilt: logging.LogRecord) -> None:
-    assert (rebuilt.name, rebuilt.levelname) == (
-        "nats_stream_source.jetstream.ordered.reader",
-        "WARNING",
-    )
-    fields = parse_fields(rebuilt.getMessage())
-    assert rebuilt.getMessage().startswith("consumer rebuilt stream=KV_torn ")
-    assert fields["reason"] in ("consumer gone", "missed heartbeat")
-    assert (fields["start"], fields["end"], fields["attempt"]) == ("0", "none", "1")
