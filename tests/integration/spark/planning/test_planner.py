@@ -1,4 +1,4 @@
-"""Positions, ends and requests of the planner, minimums of rows, and what is no data loss."""
+"""Positions, ends and requests of the planner, minimums of rows, streams without a data loss."""
 
 from __future__ import annotations
 
