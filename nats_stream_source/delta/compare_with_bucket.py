@@ -45,14 +45,7 @@ import pyarrow as pa
 from nats_stream_source.aio.tasks import gather_limited
 from nats_stream_source.connection.connection import Connection, ConnectionSettings
 from nats_stream_source.delta.merge_result import MergeResult
-from nats_stream_source.delta.rules.layout import (
-    DELETE,
-    REPLACES,
-    SEQUENCE,
-    TIME,
-    Deletes,
-    Layout,
-)
+from nats_stream_source.delta.rules.layout import DELETE, REPLACES, SEQUENCE, TIME, Deletes, Layout
 from nats_stream_source.delta.rules.reconciled import (
     differences_of,
     has_entries_only,

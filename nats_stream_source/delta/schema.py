@@ -381,7 +381,8 @@ def validate_names(columns: Sequence[str]) -> None:
 
 def require_storable_names(table: str, schema: pa.Schema) -> None:
     """Raise ConfigurationError if a table without column mapping cannot have these columns."""
-    for name in [*schema.names, *(name for field in schema for name in _field_names(field.type))]:
+    structs = [one for field in schema for one in type_parts(field.type) if pa.types.is_struct(one)]
+    for name in [*schema.names, *(field.name for struct in structs for field in struct)]:
         found = next((one for one in name if one in COLUMN_NAME_CHARACTERS), None)
         if found is not None or not name:
             problem = f"has {found!r} in its name" if found else "has an empty name"
@@ -415,12 +416,6 @@ def _require_storable(table: str, field: pa.Field, stored: pa.DataType) -> None:
                 f"{_upper(field.type)}, and Delta Lake does not store {problem} in it; cast or "
                 f"drop the column"
             )
-
-
-def _field_names(kind: pa.DataType) -> Iterator[str]:
-    for part in type_parts(kind):
-        if pa.types.is_struct(part):
-            yield from (field.name for field in part)
 
 
 def _upper(kind: pa.DataType) -> str:

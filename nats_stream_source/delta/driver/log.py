@@ -213,7 +213,8 @@ class DeltaLog:
         except (ObjectExistsError, OSError) as error:
             # The response may have been lost, and the entry be this one.
             commit = self.commit(version)
-            if commit is not None and _transaction(commit) == txn:
+            infos = (action.get("commitInfo", {}) for action in (commit.actions if commit else ()))
+            if any(info.get("txnId") == txn for info in infos):
                 return
             if isinstance(error, OSError):
                 raise
@@ -293,11 +294,6 @@ def _given(row: Action) -> Action:
 def now_ms() -> int:
     """The time in milliseconds since 1970."""
     return time.time_ns() // 1_000_000
-
-
-def _transaction(commit: Commit) -> str | None:
-    infos = (action["commitInfo"] for action in commit.actions if "commitInfo" in action)
-    return next((info.get("txnId") for info in infos), None)
 
 
 def _commit_path(version: int) -> str:

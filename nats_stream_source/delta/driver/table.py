@@ -26,11 +26,7 @@ import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from nats_stream_source.delta.conflicts import retry_conflicts
-from nats_stream_source.delta.driver.data_files import (
-    LiveFile,
-    PartitionWriter,
-    partitions,
-)
+from nats_stream_source.delta.driver.data_files import LiveFile, PartitionWriter, partitions
 from nats_stream_source.delta.driver.index import NO_FILE
 from nats_stream_source.delta.driver.log import (
     Action,

@@ -21,12 +21,7 @@ from nats_stream_source.delta.driver.position import PositionLog
 from nats_stream_source.delta.driver.storage import TableStorage
 from nats_stream_source.delta.location import TableLocation
 from nats_stream_source.delta.merge_result import MergeResult
-from nats_stream_source.delta.rules.events import (
-    ChangeRules,
-    EventBatch,
-    EventTable,
-    event_shape,
-)
+from nats_stream_source.delta.rules.events import ChangeRules, EventBatch, EventTable, event_shape
 from nats_stream_source.delta.rules.layout import ORDER_COLUMNS, SEQUENCE
 from nats_stream_source.delta.rules.reconciled import open_row_columns, open_rows
 from nats_stream_source.delta.rules.rows import DecidingEvents

@@ -14,12 +14,7 @@ import pyarrow.compute as pc
 
 from nats_stream_source.delta.rules.history import events_that_count, history_changes
 from nats_stream_source.delta.rules.latest import greater_deletes, latest_changes, with_kept_values
-from nats_stream_source.delta.rules.layout import (
-    ORDER_COLUMNS,
-    REPLACES,
-    UNAVAILABLE,
-    Layout,
-)
+from nats_stream_source.delta.rules.layout import ORDER_COLUMNS, REPLACES, UNAVAILABLE, Layout
 from nats_stream_source.delta.rules.reconciled import reconciled_changes
 from nats_stream_source.delta.rules.rows import Reader, RowChanges, has_null, sequence_parts
 from nats_stream_source.errors import ConfigurationError

@@ -40,12 +40,7 @@ from typing import Literal, get_args
 
 import pyarrow as pa
 
-from nats_stream_source.delta.schema import (
-    TIMESTAMP,
-    declared_length,
-    sql_type,
-    stored_field,
-)
+from nats_stream_source.delta.schema import TIMESTAMP, declared_length, sql_type, stored_field
 from nats_stream_source.errors import ConfigurationError
 
 Deletes = Literal["remove", "mark"]

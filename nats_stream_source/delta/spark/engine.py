@@ -32,12 +32,7 @@ from nats_stream_source.delta.conflicts import retry_conflicts
 from nats_stream_source.delta.merge_result import MergeResult, newest_created
 from nats_stream_source.delta.rules.changes import changes_of
 from nats_stream_source.delta.rules.events import EventShape
-from nats_stream_source.delta.rules.layout import (
-    DELETED_COLUMN,
-    SEQUENCE,
-    Layout,
-    state_name,
-)
+from nats_stream_source.delta.rules.layout import DELETED_COLUMN, SEQUENCE, Layout, state_name
 from nats_stream_source.delta.rules.rows import Integers, positions_in
 from nats_stream_source.delta.schema import (
     OWN_PREFIX,
@@ -46,16 +41,9 @@ from nats_stream_source.delta.schema import (
     type_parts,
 )
 from nats_stream_source.delta.spark.columns import quote, spark_schema
-from nats_stream_source.delta.spark.session import (
-    SKIPS_EMPTY_COMMITS,
-    temporary_settings,
-)
+from nats_stream_source.delta.spark.session import SKIPS_EMPTY_COMMITS, temporary_settings
 from nats_stream_source.delta.spark.table import CONFLICTS, SparkTable
-from nats_stream_source.delta.tables import (
-    Engine,
-    TableChangedError,
-    not_a_table_error,
-)
+from nats_stream_source.delta.tables import Engine, TableChangedError, not_a_table_error
 from nats_stream_source.delta.upkeep import Upkeep
 
 _NOT_A_TABLE = ("DELTA_MISSING_DELTA_TABLE", "DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION")

@@ -17,14 +17,7 @@ from nats_stream_source.delta import Engine, ReconcileResult, compare_with_bucke
 from nats_stream_source.delta import merge as merge_batch
 from nats_stream_source.embedded import NatsServer
 from tests.integration.delta.kv_bucket import AfterComparison, Bucket, Reconciled
-from tests.integration.delta.merge_model import (
-    ENGINES,
-    SCHEMA,
-    Entry,
-    EventFrame,
-    Frame,
-    Merge,
-)
+from tests.integration.delta.merge_model import ENGINES, SCHEMA, Entry, EventFrame, Frame, Merge
 from tests.support.cdc import events
 from tests.support.object_store import BUCKET, ObjectStore, object_store
 

@@ -9,11 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nats_stream_source.delta.driver import key_index
-from nats_stream_source.delta.driver.key_index import (
-    KeyIndex,
-    Keys,
-    encoded_keys,
-)
+from nats_stream_source.delta.driver.key_index import KeyIndex, Keys, encoded_keys
 
 _KEYS = st.lists(st.binary(max_size=6), max_size=40)
 
