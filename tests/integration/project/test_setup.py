@@ -1,17 +1,26 @@
-"""What a stranger's machine may lack: one sentence on what to install, and an exit status."""
+"""What a machine may lack, the server for demos and tests, and the workflows of ``.github``."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
+import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
+from nats_stream_source.embedded import NatsServer, free_port
+from nats_stream_source.errors import ConnectError
 from nats_stream_source.zip_package import FORMAT_MODULES
+from tests.compat.server.__main__ import VERSIONS
+from tests.compat.spark.__main__ import PLACES
 from tests.support import preflight
 from tests.support.paths import ROOT
 from tests.support.program import ran
@@ -113,3 +122,116 @@ def test_archive_of_reproducible_installation(tmp_path: Path) -> None:
     assert said == f"{archive}\n"
     found = "import nats_stream_source.spark.datasource as kv, pyspark_nats_kv; print(kv.__file__)"
     assert python(archive, "-c", found).startswith(str(archive))
+
+
+def test_start_on_port_of_another_server(nats_server: NatsServer) -> None:
+    """Otherwise a demo would write to the other server."""
+    second = NatsServer(port=nats_server.port)
+    with pytest.raises(ConnectError, match=f"another server listens on port {nats_server.port}"):
+        second.start()
+    assert not second.store.exists()
+
+
+def test_start_fails_without_leaving_temporary_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    config = tmp_path / "server.conf"
+    config.write_text("port: none")
+    with pytest.raises(ConnectError, match="could not start nats-server"):
+        NatsServer(config=config).start()
+    assert list(tmp_path.iterdir()) == [config]
+
+
+# -- free ports: reserved for one server until it listens ------------------------------------------
+
+
+def test_free_port_belongs_to_its_caller() -> None:
+    port = free_port()
+    # Wants it without SO_REUSEADDR, as the system chooses for who wants any port.
+    with socket.socket() as anybody, pytest.raises(OSError, match="in use"):
+        anybody.bind(("127.0.0.1", port))
+    with socket.create_server(("127.0.0.1", port)) as server:
+        assert server.getsockname()[1] == port
+
+
+def test_free_port_has_no_listener() -> None:
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", free_port()), timeout=10).close()
+
+
+def test_free_ports_are_different_ones() -> None:
+    ports = [free_port() for _ in range(100)]
+    assert len(set(ports)) == 100
+
+
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+
+
+OTHERS = [
+    *sorted((ROOT / ".github").glob("*/*/action.yml")),
+    *sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")),
+    *(ROOT / name for name in (".github/dependabot.yml", ".pre-commit-config.yaml")),
+]
+
+
+MAKEFILE = (ROOT / "Makefile").read_text()
+
+
+def workflow(name: str) -> dict[str, Any]:
+    loaded = yaml.safe_load((ROOT / ".github/workflows" / name).read_text())
+    assert isinstance(loaded, dict)
+    return loaded
+
+
+def matrix(name: str, job: str, axis: str) -> list[str]:
+    values = workflow(name)["jobs"][job]["strategy"]["matrix"][axis]
+    assert isinstance(values, list)
+    return values
+
+
+@pytest.mark.parametrize(
+    "path", [*WORKFLOWS, *OTHERS], ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_make_targets_and_variables_exist(path: Path) -> None:
+    text = path.read_text()
+    assert isinstance(yaml.safe_load(text), dict)
+    targets = set(re.findall(r"^([a-z-]+):", MAKEFILE, re.MULTILINE))
+    variables = set(re.findall(r"^([A-Z_]+) \?=", MAKEFILE, re.MULTILINE))
+    for call in re.findall(r"(?:run|entry): make (.*)", text):
+        words = shlex.split(call)
+        named = {word for word in words if re.fullmatch(r"[a-z-]+", word)}
+        assert named
+        assert named <= targets
+        assert {
+            word.partition("=")[0] for word in words if re.match(r"[A-Z_]+=", word)
+        } <= variables
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_actions_are_pinned_by_full_version(path: Path) -> None:
+    used = re.findall(r"uses: (\S+)", path.read_text())
+    assert used
+    assert [one for one in used if not re.search(r"^\./|@v\d+\.\d+\.\d+$", one)] == []
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        *("check", "docs", "dist", "test", "test-all", "test-servers", "test-spark", "test-faults"),
+        *("soak", "bench"),
+    ],
+)
+def test_workflow_calls_each_target(target: str) -> None:
+    calls = " ".join(path.read_text() for path in WORKFLOWS)
+    assert re.search(rf"run: make {target}(?![\w-])", calls)
+
+
+def test_matrices_are_complete() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    pythons = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project)
+    assert re.search(r'^requires-python = ">=3\.10"$', project, re.MULTILINE)
+    assert pythons[0] == "3.10"
+    assert matrix("tests.yml", "test", "python") == pythons
+    assert tuple(matrix("compatibility.yml", "servers", "server")) == VERSIONS
+    assert tuple(matrix("compatibility.yml", "spark", "spark")) == PLACES

@@ -1,4 +1,4 @@
-"""Frames to rows, without a server: types, markers, labels."""
+"""Frames to rows, without a server: types, markers, labels; the columns as DDL and in Arrow."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 
 from nats_stream_source.errors import ProtocolError, UndecodableError
 from nats_stream_source.jetstream.ordered.request import RangeRequest
@@ -14,6 +17,7 @@ from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.options import kv_options
 from nats_stream_source.rows.arrow import arrow_schema
 from nats_stream_source.rows.base import Split
+from nats_stream_source.rows.columns import COLUMNS, ddl
 from nats_stream_source.rows.formats import KvFormat
 from nats_stream_source.wire.consumer.deliveries import Deliveries
 from nats_stream_source.wire.framing.frames import Framer, Frames
@@ -110,6 +114,8 @@ ENCODED = Framer().feed(
     + delivery(6, "YR", b"dHdv")  # spare bits: not the encoding of 'a'
     + delivery(7, "d_-", b"", b"KV-Operation: PURGE")
 )
+
+
 CODECS = {"keyCodec": "base64", "valueCodec": "base64"}
 
 
@@ -173,3 +179,20 @@ def test_undecodable_entries_are_skipped(caplog: pytest.LogCaptureFixture) -> No
 def test_undecodable_markers_are_ignored_with_ignore_deletes() -> None:
     frames = ENCODED.select(np.array([0, 6]))
     assert encoded("revision", frames, ignoreDeletes="true") == [1]
+
+
+@pytest.mark.parametrize(
+    "added",
+    [set(), {"includeHeaders"}, {"includeHeaders", "includeOrigin", "includeRawKey"}],
+    ids=len,
+)
+@pytest.mark.parametrize("name", COLUMNS)
+def test_arrow_schema_equals_schema_of_ddl(spark: SparkSession, name: str, added: set[str]) -> None:
+    """Down to the names of a map's fields, which pyarrow's own comparison ignores."""
+    assert spark.version  # a schema from DDL needs a session
+    schema = arrow_schema(name, frozenset(added))
+    columns = ddl(name, added)
+    assert ("raw_key" in columns) == (name == "nats_kv" and "includeRawKey" in added)
+    expected: Any = to_arrow_schema(StructType.fromDDL(columns), timezone="UTC")
+    assert schema.equals(expected)
+    assert str(schema) == str(expected)

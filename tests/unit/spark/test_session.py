@@ -1,19 +1,23 @@
-"""The settings of a session for small micro-batches."""
+"""The settings of a session for small micro-batches, and garbage collection in its workers."""
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 from nats_stream_source import configure
 from nats_stream_source.delta import configure as configure_of_delta
 from nats_stream_source.errors import ConfigurationError
-from nats_stream_source.spark import session
+from nats_stream_source.spark import session, tasks
+from nats_stream_source.spark.tasks import exempt_modules
 
 SOCKETS = "spark.python.unix.domain.socket.enabled"
 
@@ -97,3 +101,26 @@ def test_missing_settings_of_connect_are_those_of_its_server() -> None:
 
     assert session.missing_settings(connect()) == {SOCKETS: "true"}
     assert session.missing_settings(connect(**{SOCKETS: "true"})) == {}
+
+
+@pytest.fixture(autouse=True)
+def unfrozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(tasks, "_frozen", 0)
+    gc.unfreeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.parametrize("in_task", [True, False])
+def test_worker_modules_are_exempt(monkeypatch: pytest.MonkeyPatch, in_task: bool) -> None:
+    """With what the first task added, and not in a process that is not a worker."""
+    monkeypatch.setattr(TaskContext, "_taskContext", TaskContext() if in_task else None)
+    exempt_modules()
+    assert (gc.get_freeze_count() > 10_000) is in_task
+    tracked = []
+    for _ in range(2):
+        tracked.append([[] for _ in range(1000)])
+        exempt_modules()
+    collectable = {id(one) for one in gc.get_objects()}
+    exempt = [all(id(one) not in collectable for one in added) for added in tracked]
+    assert exempt == [in_task, False]

@@ -1,15 +1,19 @@
-"""Batch reads of a bucket: its current entries, ranges of its revisions, and reads in Spark."""
+"""Batch reads of a bucket: current entries, ranges of revisions, and Spark: SQL, columns, reuse."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
 
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.errors import MinLastSequenceError, OptionError
+from nats_stream_source.errors import OptionError
 from nats_stream_source.spark.runner import close_cached_runners
 from tests.support.nats.buckets import (
     bucket_state,
@@ -17,7 +21,6 @@ from tests.support.nats.buckets import (
     create_bucket,
     delete,
     purge,
-    put,
     put_many,
 )
 from tests.support.nats.cluster import Cluster, lagging
@@ -54,12 +57,6 @@ def test_rows_are_last_entry_of_each_key(
     assert (row["value"], row["revision"]) == (None, 3)
     assert "headers" in row
     assert consumers(url, bucket) == []
-
-
-def test_bucket_empty(shared_server: NatsServer, bucket: str) -> None:
-    create_bucket(shared_server.url, bucket)
-    for history in (False, True):
-        assert read_batch(shared_server.url, bucket=bucket, includeHistory=history) == []
 
 
 def test_bucket_mirror(shared_server: NatsServer, bucket: str) -> None:
@@ -114,15 +111,6 @@ def test_history_whole_and_from_revision(shared_server: NatsServer, bucket: str)
         read_batch(url, bucket=bucket, startTime="2999-01-01T00:00:00Z")
 
 
-def test_own_writes_are_seen(shared_server: NatsServer, bucket: str) -> None:
-    url = shared_server.url
-    create_bucket(url, bucket)
-    revision = put(url, bucket, "a", b"1")
-    assert revisions(read_batch(url, bucket=bucket, minLastRevision=revision)) == [revision]
-    with pytest.raises(MinLastSequenceError):
-        read_batch(url, bucket=bucket, minLastRevision=revision + 1, requestTimeout=1)
-
-
 def test_splits_of_history(shared_server: NatsServer, bucket: str) -> None:
     url = shared_server.url
     create_bucket(url, bucket, 2)
@@ -157,3 +145,92 @@ def test_spark_reads(spark: SparkSession, shared_server: NatsServer, bucket: str
     with pytest.raises(Exception, match=beyond):
         read(asOfSequence=9)
     assert consumers(url, bucket) == []
+
+
+COLUMNS = r"with the given schema: got \(key string\), expected \(bucket STRING, .*remove \.schema"
+
+
+@pytest.fixture
+def options(shared_server: NatsServer, bucket: str) -> dict[str, str]:
+    create_bucket(shared_server.url, bucket)
+    put_many(shared_server.url, bucket, [("a", b"1"), ("b", b"2")])
+    return {"servers": shared_server.url, "bucket": bucket}
+
+
+def in_sql(options: dict[str, str]) -> str:
+    return ", ".join(f"{name} '{value}'" for name, value in options.items())
+
+
+def test_view_has_entries(spark: SparkSession, options: dict[str, str]) -> None:
+    spark.sql(f"CREATE TEMPORARY VIEW entries USING nats_kv OPTIONS ({in_sql(options)})")
+    try:
+        rows = spark.sql("SELECT key, CAST(value AS STRING) AS value FROM entries ORDER BY key")
+        assert [tuple(row) for row in rows.collect()] == [("a", "1"), ("b", "2")]
+    finally:
+        spark.catalog.dropTempView("entries")
+
+
+def test_table_error_names_view_to_create(spark: SparkSession, options: dict[str, str]) -> None:
+    with pytest.raises(AnalysisException, match="CREATE TEMPORARY VIEW name USING nats_kv"):
+        spark.sql(f"CREATE TABLE wrong USING nats_kv OPTIONS ({in_sql(options)})")
+
+
+def test_columns_unknown_are_refused(spark: SparkSession, options: dict[str, str]) -> None:
+    with pytest.raises(AnalysisException, match=COLUMNS):
+        spark.read.format("nats_kv").schema("key STRING").options(**options).load().collect()
+    stream = spark.readStream.format("nats_kv").schema("key STRING").options(**options).load()
+    query = stream.writeStream.format("noop").trigger(availableNow=True).start()
+    with pytest.raises(StreamingQueryException, match=COLUMNS):
+        query.awaitTermination(60)
+
+
+@pytest.mark.parametrize("headers", ["false", "true"])
+def test_columns_of_format_are_accepted(
+    spark: SparkSession, options: dict[str, str], headers: str
+) -> None:
+    reader = spark.read.format("nats_kv").options(**options, includeHeaders=headers)
+    schema = reader.load().schema
+    assert reader.schema(schema).load().count() == 2
+
+
+KEYS = [f"truck.{number}" for number in range(5)]
+
+
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+
+
+@pytest.fixture
+def trucks(spark: SparkSession, shared_server: NatsServer, bucket: str) -> Iterator[DataFrame]:
+    """A bucket of five keys, in a session that pushes filters to Python sources."""
+    create_bucket(shared_server.url, bucket)
+    put_many(shared_server.url, bucket, [(key, key.encode()) for key in KEYS])
+    before = spark.conf.get(PUSHDOWN)
+    spark.conf.set(PUSHDOWN, "true")
+    reader = spark.read.format("nats_kv").option("servers", shared_server.url)
+    yield reader.option("bucket", bucket).load()
+    spark.conf.set(PUSHDOWN, before)
+
+
+def test_union_and_self_join(trucks: DataFrame) -> None:
+    one = trucks.where("key = 'truck.1'")
+    assert one.count() == 1
+    assert trucks.count() == 5
+    assert one.union(trucks.where("revision >= 4")).count() == 3
+    assert one.union(trucks).count() == 6
+    joined = one.alias("a").join(trucks.alias("b"), on="bucket")
+    assert sorted(row.key for row in joined.select("b.key").collect()) == KEYS
+
+
+# Each pair of filters runs twice in a query of its own: few examples, since each is a Spark job.
+@settings(
+    max_examples=6,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(st.lists(st.sampled_from([*KEYS, "revision >= 3", "value is null"]), min_size=2, max_size=3))
+def test_filters_belong_to_each_use(trucks: DataFrame, filters: list[str]) -> None:
+    for one in filters:
+        condition = f"key = '{one}'" if one in KEYS else one
+        rows = trucks.where(condition).collect()
+        expected = {"revision >= 3": KEYS[2:], "value is null": []}.get(one, [one])
+        assert sorted(row.key for row in rows) == expected

@@ -1,11 +1,16 @@
-"""``lookup`` in Spark: batches, queries, arguments."""
+"""Entries of a bucket for rows: as a task adds them, and ``lookup`` in Spark."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import random
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -13,9 +18,256 @@ from pyspark.sql.functions import expr
 
 from nats_stream_source import lookup
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.errors import ConfigurationError
-from tests.support.nats.buckets import create_bucket, delete, put, put_many
+from nats_stream_source.errors import (
+    BucketNotFoundError,
+    ConfigurationError,
+    ConnectError,
+    MinLastSequenceError,
+    PermissionDeniedError,
+    UndecodableError,
+)
+from nats_stream_source.options.kv import lookup_options
+from nats_stream_source.spark.enrichment import entries
+from nats_stream_source.spark.enrichment.entries import Lookup, with_entries
+from nats_stream_source.spark.runner import close_cached_runners
+from nats_stream_source.wire.codec import encode_key, encode_value
+from tests.support.nats.buckets import create_bucket, delete, purge, put, put_many
+from tests.support.nats.topology import with_user
 from tests.support.spark.streaming_query import run_to_the_end
+
+pytestmark = pytest.mark.servers
+
+
+Rows = list[tuple[Any, ...]]
+
+
+ALL = {"value": "value", "revision": "revision", "created": "created"}
+
+
+@pytest.fixture(autouse=True)
+def no_connections() -> Iterator[None]:
+    yield
+    close_cached_runners()
+
+
+def task(url: str, bucket: str, columns: dict[str, str] | None = None, **options: str) -> Lookup:
+    given = {"servers": url, **options}
+    return Lookup(lookup_options(bucket, given), 1, columns or {"value": "value"})
+
+
+def batch(*keys: str | None) -> pa.RecordBatch:
+    numbers = pa.array(range(len(keys)), pa.int32())
+    return pa.record_batch({"n": numbers, "key": pa.array(keys, pa.string())})
+
+
+def rows(*batches: pa.RecordBatch, lookup: Lookup) -> Rows:
+    """The rows with their entries, without the keys; each is in its place."""
+    found: Rows = []
+    for one in with_entries(iter(batches), lookup):
+        one.validate(full=True)
+        found += [tuple(row.values()) for row in one.drop_columns("key").to_pylist()]
+    numbers = [n for one in batches for n in one["n"].to_pylist()]
+    assert [row[0] for row in found] == numbers
+    return [row[1:] for row in found]
+
+
+def test_rows_keep_their_order_and_have_their_entries(shared_server: NatsServer) -> None:
+    url = shared_server.url
+    create_bucket(url, "b", history=3)
+    put_many(url, "b", [("x", b"old"), ("x", b"1"), ("y.z", b""), ("gone", b"2"), ("went", b"2")])
+    delete(url, "b", "gone")
+    purge(url, "b", "went")
+    given = batch("y.z", None, "x", "gone", "missing", "x", "went", "x")
+    found = rows(given, lookup=task(url, "b", ALL))
+    shown = [row[:2] for row in found]
+    nothing = (None, None)
+    assert shown == [(b"", 3), nothing, (b"1", 2), nothing, nothing, (b"1", 2), nothing, (b"1", 2)]
+    assert all(isinstance(row[2], datetime) == (row[1] is not None) for row in found)
+    (one,) = with_entries(iter([given]), task(url, "b", {"when": "created", "value": "value"}))
+    assert one.schema.names == ["n", "key", "when", "value"]
+    assert one.schema.types[2:] == [pa.timestamp("us", "UTC"), pa.binary()]
+
+
+def test_keys_that_bucket_cannot_have(
+    shared_server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are not sent: a wildcard would match other keys."""
+    url = shared_server.url
+    create_bucket(url, "bad")
+    put_many(url, "bad", [("x", b"1"), ("a.b", b"2")])
+    bad = [">", "*", "a.*", "", ".", "a..b", "a.b.", "a b", "ä", 'x","a.b', "x\n", "k" * 5000]
+    found = rows(batch(*bad, "x"), batch(">", "a.b"), lookup=task(url, "bad"))
+    assert found == [(None,)] * len(bad) + [(b"1",), (None,), (b"2",)]
+    line = f"keys that the bucket cannot have are without an entry bucket=bad count={len(bad) + 1}"
+    assert caplog.text.count(line) == 1
+
+
+@pytest.mark.parametrize("chain", ["base64", "path", "path,base64"])
+def test_codecs(shared_server: NatsServer, chain: str) -> None:
+    url, bucket = shared_server.url, f"c{chain.replace(',', '')}"
+    create_bucket(url, bucket)
+    codecs = tuple(chain.split(","))
+    keys = ["plain", "a/b c" if "base64" in chain else "a/b", "/root"]
+    for key in keys:
+        put(url, bucket, encode_key(codecs, key), encode_value(("base64",), key.encode()))
+    delete(url, bucket, encode_key(codecs, "plain"))
+    options = {"keyCodec": chain, "valueCodec": "base64"}
+    found = rows(batch(*keys, "none"), lookup=task(url, bucket, **options))
+    assert found == [(None,), (keys[1].encode(),), (b"/root",), (None,)]
+
+
+def test_key_that_is_stored_as_another_key(shared_server: NatsServer) -> None:
+    """``path`` stores ``a/b/`` and ``a.b`` as ``a.b``, which is the key ``a/b``."""
+    url = shared_server.url
+    create_bucket(url, "paths")
+    put(url, "paths", "a.b", b"v")
+    lookup = task(url, "paths", keyCodec="path")
+    assert rows(batch("a/b", "a/b/", "a.b"), lookup=lookup) == [(b"v",), (None,), (None,)]
+
+
+def test_undecodable_value(shared_server: NatsServer) -> None:
+    url = shared_server.url
+    create_bucket(url, "und")
+    put_many(url, "und", [("good", b"YQ"), ("bad", b"?")])
+    with pytest.raises(UndecodableError, match=r"'bad' of bucket 'und', revision 2.*'valueCodec'"):
+        rows(batch("good", "bad"), lookup=task(url, "und", valueCodec="base64"))
+    options = {"valueCodec": "base64", "onUndecodable": "null"}
+    found = rows(batch("good", "bad"), lookup=task(url, "und", ALL, **options))
+    assert [row[:2] for row in found] == [(b"a", 1), (None, 2)]
+
+
+def test_large_values_are_requested_and_yielded_in_pieces(
+    shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entries, "_MAX_BYTES", 10_000)
+    url = shared_server.url
+    create_bucket(url, "large")
+    put_many(url, "large", ((f"k{i}", b"%d" % i * 1000) for i in range(10, 60)))
+    put(url, "large", "huge", b"x" * 50_000)
+    keys = [f"k{10 + i % 50}" for i in range(200)] + ["huge", "huge", "k10"]
+    pieces = list(with_entries(iter([batch(*keys)]), task(url, "large")))
+    assert [key for one in pieces for key in one["key"].to_pylist()] == keys
+    for one in pieces:
+        values = one["value"].to_pylist()
+        assert len(values) == 1 or sum(map(len, values)) <= 10_000
+        for key, value in zip(one["key"].to_pylist(), values, strict=True):
+            assert value == (b"x" * 50_000 if key == "huge" else key[1:].encode() * 1000)
+
+
+def test_batches_without_rows_or_keys(shared_server: NatsServer) -> None:
+    url = shared_server.url
+    create_bucket(url, "void")
+    assert rows(batch(), batch(None, None), batch("x"), lookup=task(url, "void")) == [(None,)] * 3
+    assert rows(lookup=task(url, "void")) == []
+
+
+def test_entries_of_each_batch_are_current(shared_server: NatsServer) -> None:
+    url = shared_server.url
+    create_bucket(url, "moves")
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for i in range(3):
+            put(url, "moves", "k", b"%d" % i)
+            yield batch("k")
+
+    found = [one["value"].to_pylist() for one in with_entries(batches(), task(url, "moves"))]
+    assert found == [[b"0"], [b"1"], [b"2"]]
+
+
+def test_min_last_revision_is_awaited(shared_server: NatsServer) -> None:
+    url = shared_server.url
+    create_bucket(url, "raw")
+    put(url, "raw", "k", b"1")
+    options = {"minLastRevision": "2", "requestTimeout": "0.3"}
+    with pytest.raises(MinLastSequenceError, match="KV_raw has reached 1, not 2"):
+        rows(batch("k"), lookup=task(url, "raw", **options))
+    writer = threading.Timer(0.3, lambda: put(url, "raw", "k", b"2"))
+    writer.start()
+    options["requestTimeout"] = "30"
+    assert rows(batch("k"), lookup=task(url, "raw", **options)) == [(b"2",)]
+    writer.join()
+
+
+def test_permissions(tmp_path: Path) -> None:
+    """Without the permission for Direct Get, the leader is requested for each key."""
+    api_subjects = [f"$JS.API.{name}.KV_fleet" for name in ("STREAM.INFO", "STREAM.MSG.GET")]
+    many = "$JS.API.DIRECT.GET.KV_fleet"
+    users = {"some": api_subjects, "more": [*api_subjects, many], "few": [many]}
+    lines = [
+        f"{{user: {user}, password: p, permissions: "
+        f"{{publish: {json.dumps(subjects)}, subscribe: ['_INBOX.>']}}}}"
+        for user, subjects in users.items()
+    ]
+    config = tmp_path / "users.conf"
+    config.write_text(
+        "jetstream: enabled\nauthorization { users: [\n{user: all, password: p}\n"
+        + "\n".join(lines)
+        + "\n] }\n"
+    )
+    with NatsServer(config=config) as server:
+        url = with_user(server.url, "all", "p")
+        create_bucket(url, "fleet")
+        put_many(url, "fleet", [("a", b"1"), ("b", b"2")])
+        for user in ("some", "more"):
+            lookup = task(server.url, "fleet", user=user, password="p")
+            assert rows(batch("a", "c", "b"), lookup=lookup) == [(b"1",), (None,), (b"2",)]
+        with pytest.raises(PermissionDeniedError, match=r"STREAM\.INFO\.KV_fleet"):
+            rows(batch("a"), lookup=task(server.url, "fleet", user="few", password="p"))
+        close_cached_runners()
+
+
+def test_missing_bucket(shared_server: NatsServer) -> None:
+    with pytest.raises(BucketNotFoundError, match="'none' does not exist on nats://127"):
+        rows(batch("k"), lookup=task(shared_server.url, "none"))
+
+
+def test_server_restarts_between_batches(nats_server: NatsServer) -> None:
+    """The connection is replaced; a server that is away at the start is an error."""
+    url = nats_server.url
+    create_bucket(url, "stays")
+    put(url, "stays", "k", b"v")
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield batch("k")
+        nats_server.kill()
+        starter.start()
+        yield batch("k", "x")
+
+    starter = threading.Timer(1.0, nats_server.start)
+    lookup = task(url, "stays", connectTimeout="0.5")
+    found = [one["value"].to_pylist() for one in with_entries(batches(), lookup)]
+    starter.join()
+    assert found == [[b"v"], [b"v", None]]
+    close_cached_runners()
+    nats_server.kill()
+    with pytest.raises(ConnectError, match="'connectTimeout'"):
+        rows(batch("k"), lookup=lookup)
+
+
+def test_random_rows_equal_bucket(shared_server: NatsServer) -> None:
+    url = shared_server.url
+    seed = random.randrange(1 << 32)
+    draw = random.Random(seed)
+    create_bucket(url, "any", history=2)
+    state: dict[str, tuple[bytes, int]] = {}
+    for _ in range(400):
+        key = f"k.{draw.randrange(150)}"
+        if draw.random() < 0.25:
+            (delete if draw.random() < 0.5 else purge)(url, "any", key)
+            state.pop(key, None)
+        else:
+            value = draw.randbytes(draw.randrange(40))
+            state[key] = value, put(url, "any", key, value)
+    names = [None, *(f"k.{i}" for i in range(200))]
+    keys = [draw.choice(names) for _ in range(3000)]
+    parts = [keys[i : i + 700] for i in range(0, 3000, 700)]
+    lookup = task(url, "any", {"value": "value", "revision": "revision"})
+    found = [
+        row
+        for one in with_entries((batch(*part) for part in parts), lookup)
+        for row in zip(one["value"].to_pylist(), one["revision"].to_pylist(), strict=True)
+    ]
+    assert found == [state.get(key or "", (None, None)) for key in keys], seed
 
 
 @pytest.fixture
@@ -94,6 +346,8 @@ def _rows(spark: SparkSession) -> DataFrame:
 
 
 Columns = Sequence[str] | Mapping[str, str]
+
+
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "missing key": ({"key": "device"}, "column 'device' is missing, the columns are k, id, value"),
     "an expression": ({"key": "upper(k)"}, r"column 'upper\(k\)' is missing.*not an expression"),

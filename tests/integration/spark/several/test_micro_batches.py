@@ -53,29 +53,6 @@ def test_limit_below_number_of_buckets_serves_each_in_turn(nats_server: NatsServ
     assert set().union(*batches[:3]) == counts.keys()
 
 
-def test_limit_where_fewer_buckets_have_rows_than_before(nats_server: NatsServer) -> None:
-    """The turn has passed more buckets than have rows in the next micro-batch."""
-    counts = {f"b{i}": 1 for i in range(6)}
-    fill(nats_server.url, **counts)
-    with new_query(nats_server.url, bucketPattern=".*", maxRowsPerTrigger=5) as query:
-        assert query.plan()
-        assert query.read().sequences == {f"b{i}": [1] for i in range(5)}
-        put_many(nats_server.url, "b0", ((f"{i}", b"") for i in range(9)))
-        batches = [batch.sequences for batch in query.drain()]
-    assert batches[0].keys() == {"b0", "b5"}
-    assert all(sum(map(len, batch.values())) <= 5 for batch in batches)
-    assert sequences_by_stream(query.records) == {**up_to(**counts), "b0": list(range(1, 11))}
-
-
-def test_bytes_are_shared(nats_server: NatsServer) -> None:
-    fill(nats_server.url, big=60, small=20)
-    with new_query(nats_server.url, bucketPattern=".*", maxBytesPerTrigger=2000) as query:
-        batches = [batch.sequences for batch in query.drain()]
-    assert sequences_by_stream(query.records) == up_to(big=60, small=20)
-    assert len(batches) > 4  # 80 entries of more than 100 bytes
-    assert batches[0].keys() == {"big", "small"}
-
-
 def test_minimum_of_rows_counts_all_buckets(nats_server: NatsServer) -> None:
     fill(nats_server.url, a=1, b=0)
     with new_query(

@@ -213,14 +213,6 @@ def test_header_that_cannot_be_sent(
         close_cached_runners()
 
 
-def test_subject_option_sets_subject(
-    spark: SparkSession, shared_server: NatsServer, write: Write
-) -> None:
-    frame = spark.createDataFrame([("x",), ("y",)], "data STRING")
-    write(frame, stream="ONE", subject="one.subject", ifMissing="create")
-    assert {row["subject"] for row in messages(shared_server.url, "ONE")} == {"one.subject"}
-
-
 def copy(
     spark: SparkSession, url: str, source_bucket: str, checkpoint: Path, **options: str
 ) -> None:
