@@ -1,17 +1,21 @@
-"""The server is killed, restarted and replaced while the command `follow` runs."""
+"""The server, its stream's leader or a mirror is lost and comes back while `follow` runs."""
 
 from __future__ import annotations
 
+import itertools
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from nats_stream_source.embedded import NatsServer
+from tests.support.followed import Query
 from tests.support.follower import (
     QUERY,
     TABLES,
+    MixedWriter,
     follow_once,
     following,
     positions,
@@ -20,9 +24,12 @@ from tests.support.follower import (
 )
 from tests.support.nats import buckets
 from tests.support.nats.backup import back_up, restore_changes_created
+from tests.support.nats.cluster import Cluster
 from tests.support.nats.store_files import keep_store
+from tests.support.nats.topology import make_mirror
 
 pytestmark = pytest.mark.faults
+
 
 ACCEPT = ("--option", "failOnDataLoss=false")
 
@@ -194,3 +201,126 @@ def test_lost_entries_accepted_while_command_runs(
 
 def stored(table: Path) -> set[str]:
     return {row[1] for row in QUERY.stored(table)} if version(table) >= 0 else set()
+
+
+QUERIES = {
+    "values": Query({"bucket": "b"}),
+    "history": Query({"bucket": "b"}, {"stored_as_scd_type": 2}),
+}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster() as cluster:
+        yield cluster
+
+
+@pytest.mark.parametrize("kind", QUERIES)
+def test_stream_leader_changes(cluster: Cluster, tmp_path: Path, kind: str) -> None:
+    query, table, stream = QUERIES[kind], tmp_path / "table", f"KV_{kind}"
+    words = ["--history"] if query.has_history else []
+    query = Query({"bucket": kind}, query.arguments)
+    urls = ",".join(cluster.urls)
+    buckets.create_bucket(cluster.url, kind, 64 if query.has_history else 1, num_replicas=3)
+    cluster.wait_ready(stream)
+    writer = MixedWriter(cluster.url, kind, random.Random(1))
+    writer.write(50)
+    with following(urls, kind, table, "--commit-interval", "0", *words) as follower:
+        follower.wait_for_commits()
+        leaders = [cluster.leader_of(stream)]
+        for _ in range(4):
+            writer.write(100)
+            leaders.append(cluster.step_down(stream))
+            cluster.wait_ready(stream)
+            writer.write(100)
+            follower.wait_for_rows(writer, query)
+        assert all(one is not other for one, other in itertools.pairwise(leaders))
+        # A killed leader, which is not the server that the writer uses.
+        leader = cluster.move_leader(stream, cluster.servers["n1"])
+        writer.write(100)
+        leader.kill()
+        cluster.wait_writable(cluster.url, f"$KV.{kind}.>")
+        assert cluster.leader_of(stream) is not leader
+        writer.write(100)
+        follower.wait_for_rows(writer, query)
+        leader.start()
+        cluster.wait_ready(stream)
+        writer.write(50)
+        follower.wait_for_rows(writer, query)
+        assert follower.end() == 0, follower.errors
+    follow_once(urls, kind, table, *words)
+    assert writer.differences(query, table) == []
+    assert positions(table)[-1].sequence == buckets.bucket_state(cluster.url, kind)["last_seq"]
+
+
+def test_signal_at_start_without_leader(cluster: Cluster, tmp_path: Path) -> None:
+    buckets.create_bucket(cluster.url, "b", num_replicas=3)
+    cluster.wait_ready("KV_b")
+    cluster.move_leader("KV_b", cluster.servers["n1"])
+    others = [cluster.servers["n2"], cluster.servers["n3"]]
+    for server in others:
+        server.kill()
+    try:
+        with following(cluster.url, "b", tmp_path / "table") as follower:
+            follower.wait(lambda: "servers are away" in follower.errors, "an outage")
+            assert follower.end() == 0, follower.errors
+    finally:
+        for server in others:
+            server.start()
+    cluster.wait_ready("KV_b")
+    buckets.put(cluster.url, "b", "a", b"x")
+    follow_once(cluster.url, "b", tmp_path / "table")
+    assert len(Query({"bucket": "b"}).stored(tmp_path / "table")) == 1
+
+
+MIRROR = Query({"bucket": "m"})
+
+
+@pytest.mark.parametrize("runs", [True, False], ids=["while it runs", "between two runs"])
+def test_mirror_created_again(nats_server: NatsServer, tmp_path: Path, runs: bool) -> None:
+    url, table = nats_server.url, tmp_path / "table"
+    writer = written_bucket(url, 100)
+
+    def mirror() -> str:
+        made = make_mirror(url, "KV_m", "KV_b", max_msgs_per_subject=1, allow_direct=True)
+        return str(made["created"])
+
+    created = mirror()
+    with following(url, "m", table) as follower:
+        follower.wait_for_rows(writer, MIRROR)
+        writer.write(100)
+        follower.wait_for_rows(writer, MIRROR)
+        nats_server.kill()
+        nats_server.start()
+        writer.write(100)
+        follower.wait_for_rows(writer, MIRROR)
+        if not runs:
+            assert follower.end() == 0, follower.errors
+            buckets.delete_bucket(url, "m")
+            assert mirror() != created
+        else:
+            with follower.paused():
+                buckets.delete_bucket(url, "m")
+                assert mirror() != created
+            writer.write(100)
+            follower.wait_for_rows(writer, MIRROR)
+            assert follower.end() == 0, follower.errors
+    writer.write(100)
+    follow_once(url, "m", table)
+    assert writer.differences(MIRROR, table) == []
+    assert len({one.created for one in positions(table)}) == 2
+
+
+def test_signal_while_mirror_is_behind(nats_server: NatsServer, tmp_path: Path) -> None:
+    url, table = nats_server.url, tmp_path / "table"
+    writer = written_bucket(url, 100)
+    make_mirror(url, "KV_m", "KV_b", max_msgs_per_subject=1, allow_direct=True)
+    follow_once(url, "m", table)
+    for bucket in ("m", "b"):
+        buckets.delete_bucket(url, bucket)
+    buckets.create_bucket(url, "b")
+    make_mirror(url, "KV_m", "KV_b", max_msgs_per_subject=1, allow_direct=True)
+    with following(url, "m", table) as follower:
+        follower.wait(lambda: "mirror is behind" in follower.errors, "a mirror that is behind")
+        assert follower.end() == 0, follower.errors
+    assert writer.differences(MIRROR, table) == []

@@ -7,6 +7,11 @@ Each is killed, stopped for a while or restarted in the middle of a split, seen 
 the leaf node. The reader's connection ends with the leaf node, and lasts where the hub ends. The
 rows are all that was acknowledged, from micro-batches as from a batch. A relay that is unavailable
 longer than ``connectTimeout`` ends in a ConnectError, which no test here covers.
+
+At the end a stream of another account, imported as in ADR-19, under the faults of one account. With
+ADR-19's own configuration, responses to flow control do not cross the import, and of several
+responses to a request only the first one does. The reader uses other ways from the start
+(docs/internals/measurements.md, Servers 15).
 """
 
 from __future__ import annotations
@@ -18,11 +23,26 @@ from dataclasses import dataclass
 import pytest
 
 from nats_stream_source.embedded import NatsServer
-from tests.support.nats.topology import HubAndLeaf, hub_and_leaf, wait_for_seq
+from tests.support.nats.topology import (
+    ADR19_API_PREFIX,
+    ADR19_INBOX_PREFIX,
+    Adr19Server,
+    HubAndLeaf,
+    adr19_server,
+    hub_and_leaf,
+    wait_for_seq,
+)
 from tests.support.proxy.fault_proxy import Proxy
-from tests.support.proxy.verdicts import When
+from tests.support.proxy.verdicts import FrameFault, Last, Sequences, When
 from tests.support.query_driver.batch import BATCHES, batch_options, read_sorted, recorded_kind
-from tests.support.recorded_stream import AGAIN, DEADLINE, KINDS, KINDS_IN_TURN, RecordedStream
+from tests.support.recorded_stream import (
+    AGAIN,
+    DEADLINE,
+    KINDS,
+    KINDS_IN_TURN,
+    RecordedStream,
+    crash,
+)
 from tests.support.wait import wait_until
 
 COUNT = 1500
@@ -175,3 +195,34 @@ def test_mirror_server_lost_while_batch_is_read(
     away.check()
     recorded.check(rows)
     assert len(rows) == COUNT
+
+
+@pytest.fixture(scope="module")
+def accounts() -> Iterator[Adr19Server]:
+    with adr19_server() as accounts:
+        yield accounts
+
+
+FAULTS: dict[str, Callable[[Adr19Server], FrameFault]] = {
+    "messages lost": lambda accounts: Sequences([1, 700, 701]),
+    "last lost": lambda accounts: Last(),
+    "server killed": lambda accounts: When(700, lambda: crash(accounts.server)),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_import_interrupted_while_split_is_read(
+    accounts: Adr19Server, kind: str, fault: str
+) -> None:
+    recorded = RecordedStream(kind, accounts.exporter).create()
+    recorded.write(COUNT, size=1000)
+    done = FAULTS[fault](accounts)
+    importer = {"user": "i", "password": "i"}
+    prefixes = {"apiPrefix": ADR19_API_PREFIX, "inboxPrefix": ADR19_INBOX_PREFIX}
+    proxied = Proxy(accounts.server.port, done, keep=0)
+    with proxied as proxy, recorded.query(proxy.url, **importer, **prefixes) as query:
+        query.until(COUNT)
+    assert done.done
+    recorded.check(query.rows)
+    assert recorded.consumers() == []

@@ -1,7 +1,7 @@
-"""The exit status of programs that merge: a scheduler reports any other than 0 as a failed job.
+"""How programs that merge end: their exit status, and `follow` and the demo on SIGTERM and SIGINT.
 
-A thread that outlives the main program can end the process by ``abort`` (status 134): see
-docs/internals/measurements.md, Delta.
+A scheduler reports any status other than 0 as a failed job. A thread that outlives the main program
+can end the process by ``abort`` (status 134): see docs/internals/measurements.md, Delta.
 """
 
 from __future__ import annotations
@@ -9,17 +9,26 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import psutil
 import pytest
 
-from nats_stream_source.embedded import NatsServer
+from nats_stream_source.embedded import NatsServer, free_port
+from tests.integration.cli.command import COMMAND
+from tests.integration.delta.table_content import live
+from tests.support.nats import buckets
 from tests.support.nats.buckets import create_bucket, put
+from tests.support.paths import ROOT
+from tests.support.scrape import scrape, value
 from tests.support.spark.session import program_environment
+from tests.support.wait import wait_until
 
 _START = """
 import json, signal, sys
@@ -141,3 +150,84 @@ def test_exit_status_is_stable(url: str, tmp_path: Path, case: str) -> None:
     for number, engine in zip(range(_TIMES), itertools.cycle(_ENGINES)):
         status, errors = ended(url, tmp_path / str(number), case, engine)
         assert status == CASES[case][1], f"run {number}, {engine}: {errors[-3000:]}"
+
+
+_DEADLINE = 240.0  # seconds; Spark starts in this time on a busy machine
+
+
+def _start(environment: dict[str, str], *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*COMMAND, "follow", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+        # A test run in the background of a shell ignores SIGINT, and so would the command.
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+def test_table_follows_bucket_until_signal(nats_server: NatsServer, tmp_path: Path) -> None:
+    url, table = nats_server.url, tmp_path / "lake" / "fleet"
+    buckets.create_bucket(url, "fleet", 5)
+    buckets.put_many(url, "fleet", [("plane.1", b"EWR"), ("plane.2", b"IAH"), ("car", b"x")])
+    port = free_port()
+    words = ["fleet", str(table), "--servers", url, "--option", "keys=plane.>"]
+    words += ["--prometheus", f"127.0.0.1:{port}"]
+
+    environment = program_environment(tmp_path / "conf")
+
+    def reached(expected: dict[str, int]) -> bool:
+        return (table / "_delta_log").exists() and live(table) == expected
+
+    for number, expected in ((signal.SIGTERM, {"plane.1": 4, "plane.2": 2}), (signal.SIGINT, {})):
+        process = _start(environment, *words)
+        try:
+            if number == signal.SIGTERM:
+                buckets.put(url, "fleet", "plane.1", b"JFK")
+            else:
+                buckets.delete(url, "fleet", "plane.1")
+                buckets.delete(url, "fleet", "plane.2")
+            condition = functools.partial(reached, expected)
+            wait_until(condition, f"the table to be {expected}", _DEADLINE)
+            # The merge is recorded after its commit.
+            wait_until(lambda: "merges_total" in scrape(port), "a merge", _DEADLINE)
+            assert value(scrape(port), "query_active") == 1
+            process.send_signal(number)
+            printed, reported = process.communicate(timeout=_DEADLINE)
+        finally:
+            process.kill()
+            process.communicate()
+        assert process.returncode == 0, reported
+        assert "nats-stream-source: " not in reported
+        (*_, line) = printed.splitlines()
+        assert re.fullmatch(rf"\d+ rows read, up to date, {len(expected)} keys", line)
+
+
+def test_interrupt_ends_demo(tmp_path: Path) -> None:
+    """Ctrl-C ends all processes and removes the temporary files."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "examples.demo", "--rows", "20000", "--sink", "parquet"],
+        env={**program_environment(tmp_path / "conf"), "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "written to the bucket" in line:
+                break
+        # A terminal sends SIGINT to all processes of the group.
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=300)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130, errors
+    assert errors == "stopped\n"
+    assert not list(tmp_path.glob("nats-stream-source-demo-*"))
+    running = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+    assert not [words for words in running if str(tmp_path) in " ".join(words)]

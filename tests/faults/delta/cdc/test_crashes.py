@@ -1,4 +1,4 @@
-"""Crashes at each commit of a merge, by each engine: the repeated batch mends both tables."""
+"""Crashes and other writers at each commit of a merge, by each engine."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from nats_stream_source.delta.rules.events import EventShape, EventTable
 from tests.faults.delta.cdc.commits import Commits, Crash
-from tests.integration.delta.driver.cdc_tables import CdcTable
-from tests.integration.delta.merge_model import EventFrame, Merge
+from tests.integration.delta.driver.in_process import CdcTable
+from tests.integration.delta.merge_model import EventFrame, Merge, spark_in_faults
 from tests.integration.delta.table_content import columns_of
 from tests.support.cdc.events import RULES, Event, history, latest
 from tests.support.delta import rows_of
 
 pytestmark = pytest.mark.delta
+
+
 BATCHES = [
     [Event("a", 1, "U", 1, "x"), Event("b", 2, "U", 1, "x"), Event("c", 9, "D", None, None)],
     [Event("a", 3, "U", 1, "x"), Event("b", 5, "D", None, None), Event("c", 4, "U", 1, "x")],
@@ -113,3 +115,62 @@ def stored(table: Path, scd_type: int) -> list[tuple[Any, ...]]:
     if "b" in rows[0]:
         return columns_of(table, "key", *bounds, "seq", "a", "b")
     return [(*row, None) for row in columns_of(table, "key", *bounds, "seq", "a")]
+
+
+CASES = {
+    "delete of a key without a row": ([], Event("k", 3, "U", 1, "x"), Event("k", 5, "D", 2, "y")),
+    "greater update": (
+        [Event("k", 1, "U", 1, "x")],
+        Event("k", 5, "U", 2, "y"),
+        Event("k", 10, "U", 3, "z"),
+    ),
+    "delete before an update": (
+        [Event("k", 1, "U", 1, "x")],
+        Event("k", 5, "U", 2, "y"),
+        Event("k", 3, "D", None, None),
+    ),
+    "delete with the sequence of an update": (
+        [Event("k", 1, "U", 1, "x")],
+        Event("k", 5, "U", 2, "y"),
+        Event("k", 5, "D", None, None),
+    ),
+    "update without effect after a delete": (
+        [Event("k", 1, "U", 1, "x")],
+        Event("k", 3, "D", None, None),
+        Event("k", 5, "U", 1, "x"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("scd_type", [1, 2])
+@spark_in_faults
+def test_event_of_other_writer_between_read_and_commit_counts(
+    merge_events: Merge,
+    table: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    scd_type: int,
+    case: str,
+) -> None:
+    before, event, others = CASES[case]
+    rules = {"stored_as_scd_type": scd_type}
+    begun = [Event("other", 1, "U", 1, "x"), *before]
+    merge_events(begun, engine="driver", **rules)
+    commits = Commits(monkeypatch, 0, lambda: merge_events([others], engine="driver", **rules))
+    commits.run(lambda: merge_events([event], **rules))
+    assert commits.happened
+    events = [*begun, event, others]
+    rows = latest(events) if scd_type == 1 else history(events)
+    bounds = ("__START_AT", "__END_AT") if scd_type == 2 else ()
+    stored = columns_of(table, "key", *bounds, "seq", "a", "b")
+    assert sorted(stored, key=repr) == sorted(rows, key=repr)
+
+
+@spark_in_faults
+def test_event_without_row_commits_table_once(merge_events: Merge, table: Path) -> None:
+    merge_events([Event("other", 1, "U", 1, "x")])
+    before = DeltaTable(table).version()
+    for _ in range(2):
+        merge_events([Event("k", 5, "D", None, None)])
+        assert DeltaTable(table).version() == before + 1
+    assert columns_of(table, "key") == [("other",)]

@@ -10,8 +10,7 @@ import pytest
 
 from nats_stream_source.delta.upkeep import Upkeep
 from nats_stream_source.errors import ConfigurationError
-from tests.integration.delta.driver.cdc_tables import KINDS, CdcTable
-from tests.integration.delta.driver.in_process import both_writers
+from tests.integration.delta.driver.in_process import KINDS, CdcTable, both_writers
 from tests.support.cdc.events import (
     SITUATIONS,
     Event,

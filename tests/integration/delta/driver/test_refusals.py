@@ -1,19 +1,26 @@
-"""What the driver refuses before anything is written."""
+"""What the driver refuses, and commits that another writer replaces."""
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
+from nats_stream_source.delta.driver.objects import TableObjects
 from nats_stream_source.delta.refused import REFUSED, STORE
 from nats_stream_source.delta.tables import EngineRefusedError
-from nats_stream_source.errors import ConfigurationError
+from nats_stream_source.errors import ConfigurationError, TableError
 from tests.integration.delta.driver.in_process import InProcessTable, arrow
 from tests.integration.delta.merge_model import put
+from tests.integration.delta.table_content import live
 from tests.support.delta import change_actions, change_columns, partition_by
+from tests.support.object_store import BUCKET, ObjectStore
+from tests.support.store_proxy import store_proxy
+from tests.support.wait import wait_until
 
 FIRST = [put(f"k{number}", number + 1) for number in range(10)]
 
@@ -24,7 +31,7 @@ def with_property(name: str, value: str) -> Callable[[Path], None]:
     )
 
 
-def with_column(kind: str, **metadata: str) -> Callable[[Path], None]:
+def with_field(kind: str, **metadata: str) -> Callable[[Path], None]:
     column = {"name": "other", "type": kind, "nullable": True, "metadata": metadata}
     return lambda path: change_columns(path, lambda columns: columns.update(other=column))
 
@@ -37,14 +44,14 @@ def with_feature(*kinds: str, name: str) -> Callable[[Path], None]:
 
 def with_variant(path: Path) -> None:
     with_feature("readerFeatures", "writerFeatures", name="variantType")(path)
-    with_column("variant")(path)
+    with_field("variant")(path)
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         (with_property("delta.enableChangeDataFeed", "true"), "change feed"),
-        (with_column("long", **{"delta.generationExpression": "revision + 1"}), "is generated"),
+        (with_field("long", **{"delta.generationExpression": "revision + 1"}), "is generated"),
         (with_variant, "Arrow lacks the type of column 'other'"),
         (with_feature("writerFeatures", name="rowTracking"), r"driver lacks \(rowTracking\)"),
         (lambda path: partition_by(path, "created"), "partition column 'created' is a TIMESTAMP"),
@@ -112,3 +119,154 @@ def test_storage_option_is_refused(option: str) -> None:
         table = InProcessTable("s3://bucket/t", storage_options={name: "true"})
         with pytest.raises(EngineRefusedError, match=f"storage option {name} is given"):
             table.merge(*FIRST)
+
+
+def objects_of(store: ObjectStore, table: str) -> TableObjects:
+    return TableObjects.at(f"s3://{BUCKET}/{table}", store.storage_options)
+
+
+def entry_of(version: int) -> str:
+    return f"_delta_log/{version:020d}.json"
+
+
+def other_commit(path: Path, directory: Path) -> tuple[int, Path]:
+    """Commit the next version in a copy of the table, as a writer that has looked before it."""
+    copy = directory / "copy"
+    shutil.copytree(path, copy)
+    write_deltalake(copy, arrow([put("other", 99)]), mode="append")
+    version = DeltaTable(copy).version()
+    return version, copy
+
+
+@pytest.mark.parametrize("later", [0, 1, 3])
+def test_commit_replaced_on_local_disk_ends_query(tmp_path: Path, later: int) -> None:
+    """rename(2), with which Delta Lake commits on a local disk, replaces the file of its target."""
+    path = tmp_path / "fleet"
+    table = InProcessTable(path)
+    entries = [put(key, number) for number, key in enumerate("abcd", 1)]
+    table.merge(*entries)
+    version, copy = other_commit(path, tmp_path)
+    lost = [put("a", 5), put("e", 6)]
+    table.merge(*lost)
+    assert DeltaTable(path).version() == version
+    after = [put("b", 7 + number) for number in range(later)]
+    for one in after:
+        table.merge(one)
+    for file in copy.glob("*.parquet"):
+        if not (path / file.name).exists():
+            shutil.copy(file, path)
+    os.replace(copy / entry_of(version), path / entry_of(version))
+
+    with pytest.raises(TableError, match=f"has replaced its version {version}, and the rows"):
+        table.merge(put("c", 20))
+    assert DeltaTable(path).version() == version + later
+
+    # The way back that the error names.
+    if later:
+        DeltaTable(path).restore(version)
+    table.reopen()
+    table.merge(*entries, *lost, *after, put("c", 20))
+    newest = {one.key: one.revision for one in (*entries, *lost, *after, put("c", 20))}
+    assert live(path) == {**newest, "other": 99}
+
+
+def test_commit_replaced_in_object_store_ends_query(store: ObjectStore) -> None:
+    options = store.storage_options
+    objects = objects_of(store, "replaced")
+    table = InProcessTable(f"s3://{BUCKET}/replaced", storage_options=options)
+    for number in range(1, 40):
+        table.merge(put("a", number))
+    objects.put(entry_of(30), objects.get(entry_of(30)) + b"\n")
+    with pytest.raises(TableError, match="has replaced its version 30"):
+        table.merge(put("a", 50))
+
+
+def test_table_created_again_is_not_replaced_commit(tmp_path: Path) -> None:
+    path = tmp_path / "fleet"
+    table = InProcessTable(path)
+    for number in range(1, 4):
+        table.merge(put("a", number))
+    shutil.rmtree(path)
+    InProcessTable(path).merge(put("b", 1))
+    table.merge(put("c", 2))
+    assert live(path) == {"b": 1, "c": 2}
+
+
+def test_expired_entries_are_not_replaced_commits(tmp_path: Path) -> None:
+    path = tmp_path / "fleet"
+    table = InProcessTable(path)
+    for number in range(1, 9):
+        table.merge(put("a", number))
+    DeltaTable(path).create_checkpoint()
+    for version in range(7):
+        (path / entry_of(version)).unlink()
+    table.merge(put("b", 20))
+    assert live(path) == {"a": 8, "b": 20}
+
+
+def test_store_that_ignores_condition_refused_before_anything_is_written(
+    store: ObjectStore,
+) -> None:
+    with store_proxy(store.url) as proxy:
+        proxy.unconditional = True
+        options = {**store.storage_options, "AWS_ENDPOINT_URL": proxy.url}
+        table = InProcessTable(f"s3://{BUCKET}/ignored", storage_options=options)
+        for _ in range(2):
+            with pytest.raises(ConfigurationError, match=rf"s3://{BUCKET}: the store replaces"):
+                table.merge(put("a", 1))
+        left = objects_of(store, "ignored")
+        assert list(left.list()) == []
+        proxy.unconditional = False
+        table.merge(put("a", 1))
+    assert not [one for one in left.list() if "probe" in one["path"]]
+
+
+@pytest.mark.parametrize("stores", [False, True], ids=["rejected", "stored"])
+@pytest.mark.parametrize("status", [409, 412, 500, 501])
+def test_commit_with_other_answer_of_store_merged_once(
+    store: ObjectStore, status: int, stores: bool
+) -> None:
+    name = f"answers-{status}-{stores}"
+    uri, options = f"s3://{BUCKET}/{name}", store.storage_options
+    with store_proxy(store.url) as proxy:
+        through_proxy = {**options, "AWS_ENDPOINT_URL": proxy.url}
+        table = InProcessTable(uri, storage_options=through_proxy)
+        table.merge(put("a", 1), put("b", 2))
+        proxy.answers, proxy.stores = [status], stores
+        table.merge(put("a", 3), put("c", 4))
+        assert proxy.answered == 1
+        table.merge(put("d", 5))
+    assert DeltaTable(uri, storage_options=options).version() == 3
+    assert live(uri, options) == {"a": 3, "b": 2, "c": 4, "d": 5}
+
+
+def test_store_without_conditional_puts_named(store: ObjectStore) -> None:
+    with store_proxy(store.url) as proxy:
+        options = {**store.storage_options, "AWS_ENDPOINT_URL": proxy.url, "max_retries": "0"}
+        proxy.answers = [501]
+        with pytest.raises(
+            TableError, match=r"could not create table.*probe.* 501 Not Implemented"
+        ):
+            InProcessTable(f"s3://{BUCKET}/unsupported", storage_options=options).merge(put("a", 1))
+        assert proxy.answered == 1
+    assert list(objects_of(store, "unsupported").list()) == []
+
+
+def test_commit_stored_after_time_out_merged_once(store: ObjectStore) -> None:
+    uri, options = f"s3://{BUCKET}/late", store.storage_options
+    with store_proxy(store.url) as proxy:
+        impatient = {"AWS_ENDPOINT_URL": proxy.url, "timeout": "2s", "max_retries": "0"}
+        table = InProcessTable(uri, storage_options={**options, **impatient})
+        table.merge(put("a", 1))
+        proxy.delay = True
+        with pytest.raises(TableError, match="could not merge the batch"):
+            table.merge(put("a", 2), put("b", 3))
+        assert proxy.held.is_set()
+        proxy.delay = False
+        proxy.resume.set()
+        wait_until(
+            lambda: DeltaTable(uri, storage_options=options).version() == 2, "the commit is stored"
+        )
+        assert table.merge(put("a", 2), put("b", 3)) == 0
+        assert table.merge(put("c", 4)) == 1
+    assert live(uri, options) == {"a": 2, "b": 3, "c": 4}
