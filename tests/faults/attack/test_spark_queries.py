@@ -17,8 +17,8 @@ from tests.support.nats.certificates import Authority
 from tests.support.nats.rogue_server import Rogue, greeting
 from tests.support.proxy.fault_proxy import Proxy, Verdict
 from tests.support.proxy.verdicts import EVERY, FrameFault, Nth
+from tests.support.spark.processes import most_memory
 from tests.support.spark.streaming_query import run_to_the_end
-from tests.support.spark.worker_processes import most_memory
 
 SECRET = "xyzzy-marker"
 ROWS = 100

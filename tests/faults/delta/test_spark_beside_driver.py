@@ -19,9 +19,8 @@ from nats_stream_source.errors import TableError
 from tests.integration.delta.driver.in_process import InProcessTable
 from tests.integration.delta.merge_model import put
 from tests.support.delta import rows_of
-from tests.support.object_store import BUCKET, object_store
-from tests.support.spark.driver_process import driver_process
-from tests.support.store_proxy import store_proxy
+from tests.support.object_store import BUCKET, object_store, store_proxy
+from tests.support.spark.processes import driver_process
 from tests.support.wait import wait_until
 
 _MODULE = "tests.faults.delta.spark_writer"

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from nats_stream_source.embedded import NatsServer
-from tests.support.followed import Query
 from tests.support.follower import (
     QUERY,
     TABLES,
     MixedWriter,
+    Query,
     follow_once,
     following,
     positions,

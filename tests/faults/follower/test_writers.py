@@ -22,8 +22,7 @@ from tests.support.follower import (
     written_bucket,
 )
 from tests.support.nats import buckets
-from tests.support.object_store import BUCKET, ObjectStore, object_store
-from tests.support.store_proxy import store_proxy
+from tests.support.object_store import BUCKET, ObjectStore, object_store, store_proxy
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.faults

@@ -30,7 +30,7 @@ from nats_stream_source.embedded import NatsServer
 from tests.support.nats.stored import stored_entries
 from tests.support.nats.streams import stream_state
 from tests.support.paths import ROOT
-from tests.support.spark.driver_process import kill_group
+from tests.support.spark.processes import kill_group
 from tests.support.wait import wait_until
 from tests.support.writer_thread import WriterThread
 

@@ -46,7 +46,7 @@ from pyspark.sql import DataFrame, Row
 
 from nats_stream_source import register
 from tests.support.paths import ROOT
-from tests.support.spark.driver_process import driver_process
+from tests.support.spark.processes import driver_process
 from tests.support.spark.session import LOCAL, configured
 from tests.support.spark.streaming_query import begin
 

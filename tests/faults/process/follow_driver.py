@@ -30,8 +30,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from nats_stream_source import register
 from nats_stream_source.delta import configure, follow
-from tests.support.followed import Query
-from tests.support.spark.driver_process import driver_process
+from tests.support.follower import Query
+from tests.support.spark.processes import driver_process
 from tests.support.spark.session import SMALL, configured
 
 

@@ -26,7 +26,7 @@ from tests.integration.delta.table_content import live
 from tests.support.nats import buckets
 from tests.support.nats.buckets import create_bucket, put
 from tests.support.paths import ROOT
-from tests.support.scrape import scrape, value
+from tests.support.prometheus import scrape, value
 from tests.support.spark.session import program_environment
 from tests.support.wait import wait_until
 

@@ -25,8 +25,8 @@ from tests.support.leak_check import DEADLINE, Held, connections, consumers
 from tests.support.nats.buckets import api, create_bucket, publish
 from tests.support.nats.streams import create_stream
 from tests.support.spark.blocked_task import PER_SPLIT, SIZE, BlockedTask, session
+from tests.support.spark.processes import connections_to, descendants, open_files
 from tests.support.spark.streaming_query import begin, run_to_the_end
-from tests.support.spark.worker_processes import connections_to, descendants, open_files
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.faults

@@ -20,8 +20,8 @@ from tests.support.nats.buckets import api, create_bucket, publish, put, put_man
 from tests.support.nats.streams import create_stream
 from tests.support.proxy.fault_proxy import Proxy, subject_of
 from tests.support.query_driver.driver import new_query
+from tests.support.spark.processes import descendants
 from tests.support.spark.streaming_query import run_to_the_end
-from tests.support.spark.worker_processes import descendants
 from tests.support.wait import wait_until
 
 NEW: dict[str, dict[str, Any]] = {

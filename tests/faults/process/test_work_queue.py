@@ -24,7 +24,7 @@ from tests.support.nats.buckets import api, publish
 from tests.support.nats.cluster import Cluster
 from tests.support.nats.streams import create_stream, stream_state
 from tests.support.paths import ROOT
-from tests.support.spark.driver_process import kill_group
+from tests.support.spark.processes import kill_group
 from tests.support.wait import wait_until
 
 PAGE = (ROOT / "docs/streams.md").read_text()

@@ -21,9 +21,14 @@ from nats_stream_source.options import kv_options
 from tests.integration.delta.kv_bucket import Bucket
 from tests.support.nats.buckets import create_bucket, put_many
 from tests.support.nats.cluster import Cluster, leader_at
-from tests.support.prometheus import Prometheus, needs_prometheus, panel_queries, rules
+from tests.support.prometheus import (
+    Prometheus,
+    close_endpoints,
+    needs_prometheus,
+    panel_queries,
+    rules,
+)
 from tests.support.query_driver.driver import MicroBatch, QueryDriver
-from tests.support.scrape import close_endpoints
 from tests.support.spark.streaming_query import begin, report_each_second
 from tests.support.wait import wait_until
 

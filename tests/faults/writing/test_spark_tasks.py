@@ -27,7 +27,7 @@ from tests.support.nats.buckets import create_bucket, put_many
 from tests.support.nats.streams import create_stream, stream_state
 from tests.support.proxy.fault_proxy import Proxy
 from tests.support.spark.blocked_task import BlockedTask, session
-from tests.support.spark.driver_process import driver_process
+from tests.support.spark.processes import driver_process
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.faults

@@ -18,8 +18,8 @@ from nats_stream_source.rows.offsets import Offset
 from tests.support.nats import buckets
 from tests.support.nats.streams import create_stream
 from tests.support.paths import ROOT
+from tests.support.prometheus import Samples, parsed, value
 from tests.support.query_driver.one_stream import moved
-from tests.support.scrape import Samples, parsed, value
 from tests.support.spark.checkpoints import Checkpoint, ends
 
 SAMPLE = ROOT / "checkpoints_example" / "checkpoint"

@@ -34,8 +34,7 @@ from tests.integration.delta.merge_model import (
     spark_in_faults,
 )
 from tests.integration.delta.table_content import live, stored, version
-from tests.support.object_store import ObjectStore
-from tests.support.store_proxy import StoreProxy, store_proxy
+from tests.support.object_store import ObjectStore, StoreProxy, store_proxy
 
 pytestmark = pytest.mark.delta
 

@@ -18,7 +18,7 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ConfigurationError, KeyNotEncodableError
 from tests.integration.delta.kv_bucket import Bucket
 from tests.integration.delta.table_content import live, stored
-from tests.support.followed import Query, Writer
+from tests.support.follower import Query, Writer
 from tests.support.nats import buckets
 from tests.support.nats.buckets import api, put
 from tests.support.query_driver.batch import read_batch

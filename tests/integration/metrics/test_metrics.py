@@ -24,9 +24,9 @@ from nats_stream_source.embedded import NatsServer, free_port
 from nats_stream_source.jetstream.times import nanoseconds
 from tests.integration.delta.kv_bucket import Bucket
 from tests.integration.delta.table_content import live, stored
+from tests.support.prometheus import close_endpoints, scrape, value
 from tests.support.proxy.fault_proxy import Proxy
 from tests.support.proxy.verdicts import Sequences
-from tests.support.scrape import close_endpoints, scrape, value
 from tests.support.spark.streaming_query import begin, report_each_second
 from tests.support.wait import wait_until
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nats_stream_source.embedded import free_port
-from tests.support.spark.driver_process import kill_group
+from tests.support.spark.processes import kill_group
 from tests.support.wait import wait_until
 
 DEADLINE = 120.0

@@ -17,14 +17,10 @@ from hypothesis import strategies as st
 from pyroaring import BitMap64
 
 from nats_stream_source.delta.driver import key_index
+from nats_stream_source.delta.driver.data_files import Statistics
 from nats_stream_source.delta.driver.index import BYTES_PER_KEY, NO_FILE, RowIndex
-from nats_stream_source.delta.driver.key_index import (
-    KeyIndex,
-    Keys,
-    encoded_keys,
-)
-from nats_stream_source.delta.driver.statistics import Statistics
-from nats_stream_source.delta.driver.vectors import (
+from nats_stream_source.delta.driver.key_index import KeyIndex, Keys, encoded_keys
+from nats_stream_source.delta.driver.log import (
     VectorError,
     VectorFile,
     is_vector_path,

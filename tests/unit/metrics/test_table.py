@@ -31,7 +31,7 @@ from nats_stream_source.metrics.table import (
     Metric,
 )
 from nats_stream_source.spark.progress import start_metrics
-from tests.support.scrape import close_endpoints, parsed, value
+from tests.support.prometheus import close_endpoints, parsed, value
 
 
 @pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.name)

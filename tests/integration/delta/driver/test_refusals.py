@@ -18,8 +18,7 @@ from tests.integration.delta.driver.in_process import InProcessTable, arrow
 from tests.integration.delta.merge_model import put
 from tests.integration.delta.table_content import live
 from tests.support.delta import change_actions, change_columns, partition_by
-from tests.support.object_store import BUCKET, ObjectStore
-from tests.support.store_proxy import store_proxy
+from tests.support.object_store import BUCKET, ObjectStore, store_proxy
 from tests.support.wait import wait_until
 
 FIRST = [put(f"k{number}", number + 1) for number in range(10)]

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nats_stream_source.delta.rules import order as module
+from nats_stream_source.delta.rules import rows as module
 from nats_stream_source.delta.rules.layout import ORDER_COLUMNS, Layout
-from nats_stream_source.delta.rules.order import DecidingEvents, newest_per_key
+from nats_stream_source.delta.rules.rows import DecidingEvents, newest_per_key
 from tests.support.cdc.events import SITUATIONS, Event, events_of, history, latest, random_event
 from tests.unit.delta.rules.memory_tables import MemoryTables
 

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from nats_stream_source.delta.rules.arguments import ChangeRules
+from nats_stream_source.delta.rules.events import ChangeRules
 from nats_stream_source.delta.rules.layout import (
     PROPERTY,
     SEQUENCE,
