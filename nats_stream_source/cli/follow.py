@@ -21,8 +21,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nats_stream_source.cli.connection import connection
-from nats_stream_source.cli.flags import add_connection
+from nats_stream_source.cli.options import add_connection, connection
 from nats_stream_source.cli.output import terminal_columns
 from nats_stream_source.delta.location import scheme_of
 from nats_stream_source.delta.upkeep import COMMIT_INTERVAL

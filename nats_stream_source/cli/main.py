@@ -87,7 +87,7 @@ class _Parser(argparse.ArgumentParser):
 def _fail(error: Exception, status: int, origins: Mapping[str, str]) -> int:
     text = str(error)
     if isinstance(error, NatsSourceError):
-        from nats_stream_source.cli.flags import error_text  # at an error only
+        from nats_stream_source.cli.options import error_text  # at an error only
 
         text = error_text(error, origins)
     print("nats-stream-source:", " ".join(text.split()), file=sys.stderr)

@@ -24,8 +24,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from nats_stream_source.cli.connection import connection
-from nats_stream_source.cli.flags import KV_FLAGS, STREAM_FLAGS, add_connection, add_options, given
+from nats_stream_source.cli.options import (
+    KV_FLAGS,
+    STREAM_FLAGS,
+    add_connection,
+    add_options,
+    connection,
+    given,
+)
 from nats_stream_source.cli.output import (
     closed_pipe,
     format_cell,

@@ -29,8 +29,7 @@ from nats_stream_source.errors import (
     TlsError,
 )
 from nats_stream_source.logs import field_logger
-from nats_stream_source.metrics.counts import count
-from nats_stream_source.metrics.table import OUTAGE_SECONDS, OUTAGES, RETRIES
+from nats_stream_source.metrics.table import OUTAGE_SECONDS, OUTAGES, RETRIES, count
 
 T = TypeVar("T")
 

@@ -1,9 +1,8 @@
 """Metrics of running queries, for Prometheus and OpenTelemetry.
 
-:mod:`table` declares them, :mod:`counts` counts events in any process, :mod:`recorder` has the
-values in the driver's process, and :mod:`exporters` serves them. ``spark.progress`` and ``delta``
-feed what :func:`active_recorder` returns: without metrics, that costs nothing and requires no
-package.
+:mod:`table` declares them and counts events in any process, :mod:`recorder` has the values in the
+driver's process and serves them. ``spark.progress`` and ``delta`` feed what :func:`active_recorder`
+returns: without metrics, that costs nothing and requires no package.
 """
 
 from __future__ import annotations

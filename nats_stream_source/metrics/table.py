@@ -8,12 +8,14 @@ metric, the name is Kafka's, as Prometheus writes names (``minOffsetsBehindLates
 
 - from Spark's progress reports, by a listener in the driver's process.
 - from the merges, which run in the driver's process.
-- counted where it happens (:mod:`nats_stream_source.metrics.counts`). The planner's
-  counts travel with the offset that it reports for the lag; those of a task with an accumulator.
+- counted where it happens (:func:`count`), in any process. The planner's counts travel with the
+  offset that it reports for the lag; those of a task with an accumulator.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, get_args
@@ -212,3 +214,28 @@ METRICS: dict[str, Metric] = {
     one.name: one for one in list(globals().values()) if isinstance(one, Metric)
 }
 """All metrics by their names, in the order of the table."""
+
+Counts = Counter[tuple[str, ...]]
+"""Amounts by a metric's name and the values of its labels, without ``query`` and ``process``."""
+
+_lock = threading.Lock()
+_counts: Counts = Counter()
+
+
+def count(metric: Metric, *labels: str, amount: float = 1) -> None:
+    """Add to a counter.
+
+    Args:
+        labels: the values of the metric's labels in their order, without ``process``.
+    """
+    key = (metric.name, *labels)
+    with _lock:
+        _counts[key] += amount  # type: ignore[assignment]  # seconds are floats
+
+
+def take() -> Counts:
+    """The counts since the last call."""
+    with _lock:
+        taken = _counts.copy()
+        _counts.clear()
+    return taken

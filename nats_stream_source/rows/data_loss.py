@@ -42,8 +42,7 @@ from nats_stream_source.jetstream.stream_identity import Identity, KnownStream, 
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.logs import field_logger
-from nats_stream_source.metrics.counts import count
-from nats_stream_source.metrics.table import DATA_LOSSES
+from nats_stream_source.metrics.table import DATA_LOSSES, count
 from nats_stream_source.options import DeliverPolicy
 from nats_stream_source.rows.base import FormatAdapter
 from nats_stream_source.rows.offsets import Position

@@ -37,7 +37,7 @@ from typing import Any
 
 from nats_stream_source.errors import OffsetError, ProtocolError
 from nats_stream_source.jetstream.times import nanoseconds
-from nats_stream_source.metrics.counts import Counts
+from nats_stream_source.metrics.table import Counts
 
 ONE_STREAM = 1
 SEVERAL_STREAMS = 2

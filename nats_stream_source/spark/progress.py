@@ -248,7 +248,7 @@ def start_metrics(prometheus: int | str | None, opentelemetry: bool) -> Progress
     if prometheus is None and not opentelemetry:
         return None
     # Imported here: the package of the extra is only required for metrics.
-    from nats_stream_source.metrics.exporters import start_exporters
+    from nats_stream_source.metrics.recorder import start_exporters
     from nats_stream_source.spark.progress_metrics import progress_metrics
     from nats_stream_source.spark.task_counts import pass_on_task_counts
 

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from nats_stream_source.metrics.counts import Counts
 from nats_stream_source.metrics.recorder import Lag, Recorder
-from nats_stream_source.metrics.table import FAILURES, INPUT_ROWS, LAST_REPORT, STEP_SECONDS
+from nats_stream_source.metrics.table import FAILURES, INPUT_ROWS, LAST_REPORT, STEP_SECONDS, Counts
 from nats_stream_source.rows.offsets import PlannerReport, lag, positions
 
 IsActive = Callable[[str, str], bool]

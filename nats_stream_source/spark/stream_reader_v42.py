@@ -14,7 +14,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from nats_stream_source.metrics.counts import Counts, take
+from nats_stream_source.metrics.table import Counts, take
 from nats_stream_source.rows.base import FormatAdapter
 from nats_stream_source.rows.offsets import REPORT, Offset, PlannerReport
 from nats_stream_source.spark.stream_reader import StreamReader

@@ -22,7 +22,7 @@ from pyspark import TaskContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
 
 from nats_stream_source.metrics import active_recorder
-from nats_stream_source.metrics.counts import Counts, take
+from nats_stream_source.metrics.table import Counts, take
 from nats_stream_source.spark.session import is_connect
 
 if TYPE_CHECKING:

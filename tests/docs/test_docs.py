@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 
 from docs.generate import documents
 from nats_stream_source import errors
-from nats_stream_source.cli import checkpoint, connection
+from nats_stream_source.cli import inspect, options
 from nats_stream_source.errors import NatsSourceError, OptionError
 from nats_stream_source.options import kv_options
 from nats_stream_source.spark.datasource import NatsKvDataSource
@@ -190,11 +190,11 @@ def test_error_classes_of_page_exist() -> None:
     others = {"AssertionError", "BrokenPipeError", "DeltaProtocolError", "ModuleNotFoundError"}
     others |= {"UnsupportedClassVersionError"}
     assert len(named - others) > 5
-    assert named - others - _errors(errors, checkpoint, connection).keys() == set()
+    assert named - others - _errors(errors, inspect, options).keys() == set()
 
 
 def test_error_classes_are_on_page() -> None:
-    raised = _errors(errors, checkpoint, connection).keys() - {"NatsSourceError"}
+    raised = _errors(errors, inspect, options).keys() - {"NatsSourceError"}
     assert len(raised) > 60
     cells = re.findall(r"^\| (`.*?)(?<!\\) \| ", page("troubleshooting"), re.MULTILINE)
     found = set(re.findall(r"\b[A-Z]\w+Error\b", " ".join(cells)))

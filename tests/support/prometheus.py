@@ -17,7 +17,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from nats_stream_source.embedded import free_port
-from nats_stream_source.metrics import exporters
+from nats_stream_source.metrics import recorder
 from nats_stream_source.metrics.table import PREFIX
 from tests.support.paths import ROOT
 from tests.support.wait import wait_until
@@ -51,8 +51,8 @@ def value(samples: Samples, name: str, **labels: Any) -> float | None:
 
 def close_endpoints() -> None:
     """Close the endpoints of this process."""
-    while exporters._servers:
-        server, thread = exporters._servers.popitem()[1]
+    while recorder._servers:
+        server, thread = recorder._servers.popitem()[1]
         server.shutdown()
         server.server_close()
         thread.join()

@@ -8,10 +8,8 @@ import uuid
 from typing import TYPE_CHECKING
 
 from nats_stream_source.delta.merge_result import MergeResult, merge_metrics
-from nats_stream_source.metrics.counts import take
-from nats_stream_source.metrics.exporters import start_exporters
-from nats_stream_source.metrics.recorder import Lag
-from nats_stream_source.metrics.table import FAILURES, INPUT_ROWS, LAST_REPORT
+from nats_stream_source.metrics.recorder import Lag, start_exporters
+from nats_stream_source.metrics.table import FAILURES, INPUT_ROWS, LAST_REPORT, take
 
 if TYPE_CHECKING:
     from nats_stream_source.delta.follower.follower import Follower

@@ -71,8 +71,7 @@ from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import covers
 from nats_stream_source.jetstream.times import rfc3339
 from nats_stream_source.logs import field_logger
-from nats_stream_source.metrics.counts import count
-from nats_stream_source.metrics.table import REBUILDS
+from nats_stream_source.metrics.table import REBUILDS, count
 from nats_stream_source.wire.consumer.cursor import Rebuild, State
 from nats_stream_source.wire.consumer.deliveries import Deliveries
 from nats_stream_source.wire.consumer.intake import Ignored, Intake, Reply, last_row

@@ -28,8 +28,7 @@ from nats_stream_source.errors import (
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.stream_identity import Identity, StreamChangedError
-from nats_stream_source.metrics.counts import count
-from nats_stream_source.metrics.table import INPUT_BYTES
+from nats_stream_source.metrics.table import INPUT_BYTES, count
 from nats_stream_source.rows.base import FormatAdapter, Split
 from nats_stream_source.rows.data_loss import (
     SequenceGapTracker,

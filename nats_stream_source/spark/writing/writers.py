@@ -28,8 +28,14 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from nats_stream_source.logs import field_logger
-from nats_stream_source.metrics.counts import count, take
-from nats_stream_source.metrics.table import SINK_ACKS, SINK_CONFLICTS, SINK_DUPLICATES, SINK_ROWS
+from nats_stream_source.metrics.table import (
+    SINK_ACKS,
+    SINK_CONFLICTS,
+    SINK_DUPLICATES,
+    SINK_ROWS,
+    count,
+    take,
+)
 from nats_stream_source.options.writing import KvWriteOptions, StreamWriteOptions
 from nats_stream_source.spark.task_counts import QUERY_ID, TaskCounts
 from nats_stream_source.spark.tasks import exempt_modules

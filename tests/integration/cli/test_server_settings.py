@@ -11,9 +11,14 @@ from typing import Any
 
 import pytest
 
-from nats_stream_source.cli.connection import ContextError, connection
-from nats_stream_source.cli.flags import DEFAULT_SERVER, add_connection, error_text
 from nats_stream_source.cli.main import main
+from nats_stream_source.cli.options import (
+    DEFAULT_SERVER,
+    ContextError,
+    add_connection,
+    connection,
+    error_text,
+)
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import NatsSourceError, OptionError
 from tests.support.nats import buckets

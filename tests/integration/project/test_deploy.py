@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 import nats_stream_source
 from examples.deploy import follow_bucket
 from nats_stream_source.cli import follow
-from nats_stream_source.cli.connection import connection
+from nats_stream_source.cli.options import connection
 from nats_stream_source.embedded import NatsServer
 from tests.integration.delta.table_content import stored
 from tests.support.nats.buckets import create_bucket, delete, put_many

@@ -15,9 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nats_stream_source import metrics
 from nats_stream_source.errors import ConfigurationError, MissingPackageError
-from nats_stream_source.metrics import counts, exporters
-from nats_stream_source.metrics.exporters import start_exporters
-from nats_stream_source.metrics.recorder import Recorder
+from nats_stream_source.metrics import recorder as recorder_module
+from nats_stream_source.metrics.recorder import Recorder, start_exporters
 from nats_stream_source.metrics.table import (
     ACTIVE,
     DATA_LOSSES,
@@ -29,6 +28,8 @@ from nats_stream_source.metrics.table import (
     PREFIX,
     REBUILDS,
     Metric,
+    count,
+    take,
 )
 from nats_stream_source.spark.progress import start_metrics
 from tests.support.prometheus import close_endpoints, parsed, value
@@ -160,12 +161,12 @@ def test_merge_before_listener_is_recorded_later() -> None:
 
 
 def test_counts_of_other_processes_get_query_and_process() -> None:
-    counts.take()
-    counts.count(REBUILDS, "KV_fleet", "gap")
-    counts.count(REBUILDS, "KV_fleet", "gap")
-    counts.count(INPUT_BYTES, "KV_fleet", amount=100)
-    taken = counts.take()
-    assert counts.take() == Counter()
+    take()
+    count(REBUILDS, "KV_fleet", "gap")
+    count(REBUILDS, "KV_fleet", "gap")
+    count(INPUT_BYTES, "KV_fleet", amount=100)
+    taken = take()
+    assert take() == Counter()
     recorder = Recorder()
     recorder.add_counts(taken, "fleet", "executor")
     recorder.add_counts(Counter({("of_a_newer_version", "x"): 1}), "fleet", "executor")
@@ -201,7 +202,6 @@ def without_prometheus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     monkeypatch.setattr(metrics, "_recorder", None)
     monkeypatch.delitem(sys.modules, "nats_stream_source.metrics.recorder")
-    monkeypatch.delitem(sys.modules, "nats_stream_source.metrics.exporters")
 
 
 @pytest.mark.usefixtures("without_prometheus")
@@ -226,7 +226,7 @@ def test_endpoint_is_shared_and_port_in_use_warns(
         assert address is not None
         for again in ("127.0.0.1:0", 0):
             assert start_exporters(again, False)[0] is recorder
-        assert [host for host, _ in exporters._servers] == ["127.0.0.1", "0.0.0.0"]
+        assert [host for host, _ in recorder_module._servers] == ["127.0.0.1", "0.0.0.0"]
         port = address.rpartition(":")[2]
         assert start_exporters(f"[127.0.0.1]:{port}", False) == (recorder, None)
         assert "could not listen" in caplog.text

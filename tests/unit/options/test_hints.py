@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nats_stream_source.cli.flags import error_text
+from nats_stream_source.cli.options import error_text
 from nats_stream_source.connection.settings import ConnectionSettings
 from nats_stream_source.errors import (
     ConfigurationError,
