@@ -34,7 +34,7 @@ from nats_stream_source.options.writing import (
 )
 from nats_stream_source.rows.columns import ddl, declared
 from nats_stream_source.spark.compat import ADMISSION_CONTROL, validate_limits
-from nats_stream_source.spark.stream_reader import StreamReader
+from nats_stream_source.spark.readers import BatchReader, StreamReader
 from nats_stream_source.spark.writing.columns import validate_columns
 
 if TYPE_CHECKING:
@@ -80,9 +80,6 @@ class NatsFormat(DataSource):
         """The reader for ``spark.read``."""
         adapter = self._adapter(Mode.BATCH)
         self._validate_schema(schema, adapter)
-        # Deferred imports, here and below: a process loads only what it needs.
-        from nats_stream_source.spark.batch_reader import BatchReader
-
         return BatchReader(adapter)
 
     def _validate_schema(self, schema: StructType, adapter: FormatAdapter) -> None:
@@ -112,6 +109,7 @@ class NatsFormat(DataSource):
                 f"'append'; write mode('append'), and delete keys with the column operation = 'DEL'"
             )
         options = self._write_options(schema)
+        # Deferred imports, here and below: a process loads only what it needs.
         from nats_stream_source.spark.writing.target import prepare_target
         from nats_stream_source.spark.writing.writers import NatsBatchWriter
 

@@ -32,7 +32,7 @@ from pyspark.sql.datasource import InputPartition
 
 from nats_stream_source.errors import OffsetError
 from nats_stream_source.rows.offsets import Offset
-from nats_stream_source.spark.stream_reader import StreamReader
+from nats_stream_source.spark.readers import StreamReader
 
 if TYPE_CHECKING:
     from nats_stream_source.rows.base import FormatAdapter

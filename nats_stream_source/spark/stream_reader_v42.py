@@ -17,7 +17,7 @@ from pyspark.sql.streaming.datasource import (
 from nats_stream_source.metrics.table import Counts, take
 from nats_stream_source.rows.base import FormatAdapter
 from nats_stream_source.rows.offsets import REPORT, Offset, PlannerReport
-from nats_stream_source.spark.stream_reader import StreamReader
+from nats_stream_source.spark.readers import StreamReader
 from nats_stream_source.spark.task_counts import TaskCounts
 
 

@@ -42,10 +42,9 @@ from nats_stream_source.rows.start_position import (
     seq_before_time,
     validate_past,
 )
-from nats_stream_source.spark.planning.limits import Limits
-from nats_stream_source.spark.planning.other_subjects import OtherSubjectsWarning
-from nats_stream_source.spark.planning.shares import plan_tasks
+from nats_stream_source.spark.planning.limits import Limits, plan_tasks
 from nats_stream_source.spark.planning.stream_states import (
+    OtherSubjectsWarning,
     StreamStates,
     verify_filters,
 )

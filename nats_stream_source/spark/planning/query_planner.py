@@ -6,7 +6,7 @@ values, End-Of-Initial-Data and data loss belong to each stream. A query of one 
 with one entry: its offsets have format 1, and its stream must exist.
 
 With several streams, the limits are shared by the rows that are available in each
-(``spark.planning.shares``). The last messages of each subject, with which a query of a bucket
+(``spark.planning.limits``). The last messages of each subject, with which a query of a bucket
 with history starts, cannot be cut: such a range is in one micro-batch as a whole, and the others
 share the rest. The streams may change. A stream that is new to the query begins where the query
 begins; if it was created after the query, with its first message. A stream that the options no
@@ -40,10 +40,10 @@ from nats_stream_source.rows.offsets import (
     Position,
 )
 from nats_stream_source.rows.start_position import report_ignored_start
-from nats_stream_source.spark.planning.limits import RangeLimit
-from nats_stream_source.spark.planning.shares import (
+from nats_stream_source.spark.planning.limits import (
     NOTHING,
     Demand,
+    RangeLimit,
     next_first,
     plan_tasks,
     share_limits,

@@ -46,7 +46,7 @@ from nats_stream_source.rows.data_loss import DataLossCheck, timestamp_at
 from nats_stream_source.rows.offsets import Position, range_between
 from nats_stream_source.rows.start_position import resolve_start
 from nats_stream_source.spark.planning.limits import Limits, RangeLimit
-from nats_stream_source.spark.planning.other_subjects import OtherSubjectsWarning
+from nats_stream_source.spark.planning.stream_states import OtherSubjectsWarning
 
 log = field_logger(__name__)
 

@@ -13,6 +13,7 @@ stream is requested.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
@@ -25,12 +26,13 @@ from nats_stream_source.errors import (
     StreamNotFoundError,
 )
 from nats_stream_source.jetstream.api import PAGE, JetStream, StreamList
+from nats_stream_source.jetstream.kv.bucket import Bucket
 from nats_stream_source.jetstream.leader import wait_for_last_seq
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.logs import field_logger
 from nats_stream_source.rows.base import FormatAdapter, StreamView
-from nats_stream_source.rows.data_loss import report_data_loss
+from nats_stream_source.rows.data_loss import other_messages, report_data_loss
 from nats_stream_source.rows.offsets import ONE_STREAM, Offset, name_some
 
 log = field_logger(__name__)
@@ -267,3 +269,48 @@ async def verify_filters(adapter: FormatAdapter, views: Iterable[StreamView]) ->
     await gather_limited(verify, of_streams, MAX_STREAMS)
     if of_streams and len(refused) == len(of_streams):
         raise refused[0]
+
+
+class OtherSubjectsWarning:
+    """The warning of one stream of a query: logged once.
+
+    No read of a bucket returns messages of its stream that are not entries of the bucket
+    (``jetstream.kv.requests``), and no error reports them.
+
+    Only a stream that can have such messages is counted: the keys of most buckets cover theirs. A
+    count takes two requests. Without such messages, the next one follows when the last sequence has
+    doubled, so that the plannings of a long query share a few.
+    """
+
+    def __init__(self) -> None:
+        self._next = 1.0  # the last sequence from which on the messages are counted
+
+    async def check(self, view: StreamView) -> None:
+        """Log the number of messages that a query of a bucket does not read, if it is due."""
+        info, prefix = view.info, view.scope.prefix
+        if not (prefix and info.messages) or info.last_seq < self._next:
+            return
+        if Bucket.of(info).covers_stream:
+            return
+        others = await other_messages(view.jetstream, info, prefix) or 0
+        self._next = math.inf if others > 0 else 2.0 * info.last_seq
+        if others > 0:
+            log.warning(
+                "the stream has messages that are not entries of the bucket and are not read",
+                stream=info.name,
+                messages=others,
+                action=_action(view),
+            )
+
+
+def _action(view: StreamView) -> str:
+    prefix = view.scope.prefix
+    if view.info.config.get("mirror"):
+        return (
+            f"the entries of the mirrored bucket are expected below {prefix}>: read other messages "
+            f"of the stream with nats_stream"
+        )
+    return (
+        f"give each source of the stream a subject transform to {prefix}> and remove other "
+        f"subjects, or read the stream with nats_stream"
+    )

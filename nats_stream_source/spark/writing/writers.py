@@ -37,8 +37,8 @@ from nats_stream_source.metrics.table import (
     take,
 )
 from nats_stream_source.options.writing import KvWriteOptions, StreamWriteOptions
+from nats_stream_source.spark.readers import exempt_modules
 from nats_stream_source.spark.task_counts import QUERY_ID, TaskCounts
-from nats_stream_source.spark.tasks import exempt_modules
 
 if TYPE_CHECKING:
     import pyarrow as pa

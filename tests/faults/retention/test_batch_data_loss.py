@@ -13,10 +13,9 @@ from nats_stream_source.errors import DataLossError
 from nats_stream_source.options import stream_options
 from nats_stream_source.rows.base import Split
 from nats_stream_source.rows.formats import StreamFormat
-from nats_stream_source.spark.batch_reader import BatchReader
+from nats_stream_source.spark.readers import BatchReader, NatsInputPartition
 from nats_stream_source.spark.reading.split_reader import read_splits
 from nats_stream_source.spark.runner import close_cached_runners
-from nats_stream_source.spark.tasks import NatsInputPartition
 from tests.faults.conftest import NewRecordedStream
 from tests.support.nats import buckets
 from tests.support.nats.buckets import api

@@ -30,8 +30,8 @@ from nats_stream_source.options import KvOptions, Mode, StreamOptions, kv_option
 from nats_stream_source.rows.base import FormatAdapter, Split
 from nats_stream_source.rows.formats import KvFormat, StreamFormat
 from nats_stream_source.spark.planning.query_planner import QueryPlanner
+from nats_stream_source.spark.readers import NatsInputPartition
 from nats_stream_source.spark.runner import Runner, close_cached_runners
-from nats_stream_source.spark.tasks import NatsInputPartition
 from tests.support.oracle.rows import Row, rows_of
 
 OffsetJson = dict[str, Any]

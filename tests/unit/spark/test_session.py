@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession
 from nats_stream_source import configure
 from nats_stream_source.delta import configure as configure_of_delta
 from nats_stream_source.errors import ConfigurationError
-from nats_stream_source.spark import session, tasks
-from nats_stream_source.spark.tasks import exempt_modules
+from nats_stream_source.spark import readers, session
+from nats_stream_source.spark.readers import exempt_modules
 
 SOCKETS = "spark.python.unix.domain.socket.enabled"
 
@@ -105,7 +105,7 @@ def test_missing_settings_of_connect_are_those_of_its_server() -> None:
 
 @pytest.fixture(autouse=True)
 def unfrozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(tasks, "_frozen", 0)
+    monkeypatch.setattr(readers, "_frozen", 0)
     gc.unfreeze()
     yield
     gc.unfreeze()

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.rows.offsets import Position
-from nats_stream_source.spark.planning.limits import ROWS_PER_SPLIT, RangeLimit
-from nats_stream_source.spark.planning.shares import (
+from nats_stream_source.spark.planning.limits import (
     NOTHING,
     OPEN_COST,
+    ROWS_PER_SPLIT,
     Demand,
+    RangeLimit,
     group_splits,
     next_first,
     share_limits,

@@ -14,7 +14,7 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError
-from nats_stream_source.spark.tasks import NatsInputPartition
+from nats_stream_source.spark.readers import NatsInputPartition
 from tests.support.nats.store_files import keep_store
 from tests.support.query_driver.driver import QueryDriver
 from tests.support.recorded_stream import KINDS, KINDS_IN_TURN, RecordedStream, warnings

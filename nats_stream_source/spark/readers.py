@@ -1,0 +1,176 @@
+"""Reads: connects Spark's reader interfaces to the planners and the readers of splits.
+
+**Processes.** Spark creates the stream reader twice: in the planner's process, where it requests
+offsets and partitions, and for the tasks, to which it pickles the reader and calls only ``read``.
+So a connection is opened only when it is needed, and the planner's state is not pickled. Spark also
+starts a process only to find the format, and one to request its columns: planner and readers are
+imported where they are used, so that those processes do not load them.
+
+**Streaming.** How Spark requests the end of a micro-batch depends on its version: with the start
+and a limit since 4.2 (``spark.stream_reader_v42``), without both before
+(``spark.stream_reader_v40``). This module has the common part.
+
+**Batches.** Spark creates the reader on the driver and requests its partitions, once; then it
+pickles the reader, and each task calls ``read``, again when an attempt fails. The reader does not
+keep state between these calls. Once means once per DataFrame, not per query (Spark 4.1 to 4.3):
+every query on one ``load()`` reads the partitions that were planned for it last. That is why the
+reader does not take filters (``pushFilters``): a query with a filter plans again, and Spark then
+reads these partitions for queries without the filter too, without a call of Python in between
+(docs/internals/measurements.md, Spark).
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+
+from nats_stream_source.rows.base import BatchSplit, FormatAdapter, Split
+from nats_stream_source.rows.offsets import Offset
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from nats_stream_source.spark.planning.query_planner import QueryPlanner
+    from nats_stream_source.spark.runner import Runner
+    from nats_stream_source.spark.task_counts import TaskCounts
+
+
+@dataclass
+class NatsInputPartition(InputPartition):
+    """The splits that one task reads, one after the other.
+
+    Attributes:
+        splits: of a micro-batch (:class:`Split`) or of a batch (:class:`BatchSplit`): one, or
+            several where the query reads several streams.
+        running: whether the query had an earlier micro-batch with rows since its start: then
+            executors have reached the servers before.
+    """
+
+    splits: tuple[Split, ...] | tuple[BatchSplit, ...]
+    running: bool = False
+
+    def __repr__(self) -> str:
+        more = f" and {len(self.splits) - 1} more" if len(self.splits) > 1 else ""
+        return f"NatsInputPartition({self.splits[0]}{more})"
+
+
+# The second task finds the modules that the first one imported.
+_FREEZING_TASKS = 2
+_frozen = 0  # tasks at which the objects of this process were frozen
+
+
+def exempt_modules() -> None:
+    """Exempt the objects of a worker at its first tasks, mostly modules, from collection.
+
+    After each task, Spark collects the garbage of a worker that it keeps. With the modules of
+    Spark, Arrow, NumPy and this package, the collector searches 70,000 objects, which takes 35 ms:
+    more than the read of a small micro-batch.
+
+    It does nothing in a process that does not run a task. Garbage that exists already is kept.
+    """
+    # A counter, since `gc.get_freeze_count` walks all frozen objects: some milliseconds a task.
+    global _frozen
+    if _frozen < _FREEZING_TASKS and TaskContext.get() is not None:
+        _frozen += 1
+        gc.freeze()
+
+
+T = TypeVar("T")
+
+
+class StreamReader(DataSourceStreamReader):
+    """Offsets and splits on the driver, rows on the executors; everything but ``latestOffset``."""
+
+    def __init__(self, adapter: FormatAdapter, task_counts: TaskCounts | None = None) -> None:
+        self._adapter = adapter
+        self._task_counts = task_counts
+        self._runner: Runner | None = None
+        self._planner: QueryPlanner | None = None
+        self._planned = False  # a micro-batch with rows
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_runner": None, "_planner": None}
+
+    def _plan(self, call: Callable[[QueryPlanner], Awaitable[T]]) -> T:
+        """Run ``call`` with the planner; retry while the server is unavailable.
+
+        For at most ``connectTimeout`` until a call has succeeded, then for ``outageTimeout``: so a
+        wrong address is an error at once, and a running query continues after an outage.
+        """
+        if self._runner is None or self._planner is None:
+            from nats_stream_source.spark.planning.query_planner import QueryPlanner
+            from nats_stream_source.spark.runner import Runner
+
+            self._runner = Runner(self._adapter.options.connection)
+            self._planner = QueryPlanner(self._adapter, self._runner.connection)
+        planner, runner = self._planner, self._runner
+        result = runner.plan(lambda: call(planner))
+        if runner.connection.outage is None:
+            runner.wait_for_outages(self._adapter.options.common.outage_timeout)
+        return result
+
+    def initialOffset(self) -> dict[str, Any]:
+        """The start position of a query without a checkpoint."""
+        return self._plan(lambda planner: planner.initial_offset()).to_json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """The splits of a micro-batch."""
+        first, last = Offset.parse(start), Offset.parse(end)
+        tasks = self._plan(lambda planner: planner.tasks(first, last))
+        running, self._planned = self._planned, self._planned or bool(tasks)
+        return [NatsInputPartition(splits, running) for splits in tasks]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of the splits of one task."""
+        from nats_stream_source.spark.reading.split_reader import read_splits
+
+        exempt_modules()
+        assert isinstance(partition, NatsInputPartition)
+        timeout = self._adapter.options.common.outage_timeout
+        splits = [split for split in partition.splits if isinstance(split, Split)]
+        rows = read_splits(splits, self._adapter, timeout, running=partition.running)
+        rows = self._adapter.reported(rows)
+        return rows if self._task_counts is None else self._task_counts.counted(rows)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Do nothing: the server does not keep state of a query."""
+
+    def stop(self) -> None:
+        """Close the planner's connection."""
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = self._planner = None
+
+
+class BatchReader(DataSourceReader):
+    """Splits on the driver, rows on the executors."""
+
+    def __init__(self, adapter: FormatAdapter) -> None:
+        self._adapter = adapter
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The splits of the batch, by the task that reads them."""
+        from nats_stream_source.spark.planning.batch_planner import BatchPlanner
+        from nats_stream_source.spark.runner import Runner
+
+        runner = Runner(self._adapter.options.connection)
+        try:
+            planner = BatchPlanner(self._adapter, runner.connection)
+            return [NatsInputPartition(splits) for splits in runner.plan(planner.tasks)]
+        finally:
+            runner.close()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of the splits of one task."""
+        from nats_stream_source.spark.reading.batch import batch_rows
+
+        exempt_modules()
+        if not isinstance(partition, NatsInputPartition):
+            return iter(())  # Spark replaces an empty list by a partition of its own
+        splits = [split for split in partition.splits if isinstance(split, BatchSplit)]
+        return batch_rows(splits, self._adapter)
