@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from nats_stream_source.extras import needs_extra
 
 if TYPE_CHECKING:
+    from nats_stream_source.delta.compare_with_bucket import ReconcileResult
     from nats_stream_source.delta.follower.follower import Follower
     from nats_stream_source.delta.follower.pace import FollowProgress
     from nats_stream_source.delta.location import AutoLimits, Engine

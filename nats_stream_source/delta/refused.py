@@ -102,12 +102,7 @@ REFUSED = (
         "partition column {0!r} is a BINARY, which is stored as UTF-8",
         _NEW_TABLE,
     ),
-    Refusal(
-        PATH,
-        PATH_CHARACTERS,
-        "driver",
-        "delta-rs does not take {0!r} in a path literally",
-    ),
+    Refusal(PATH, PATH_CHARACTERS, "driver", "delta-rs does not take {0!r} in a path literally"),
     Refusal(
         FILE, "outside of the table", "driver", "{0} is outside of the table, as in a shallow clone"
     ),
