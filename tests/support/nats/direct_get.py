@@ -1,4 +1,4 @@
-"""Direct Get for tests: a client on a connection of its own, and a lagging replica."""
+"""Direct Get for tests: a client on a connection of its own, streams, and a lagging replica."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from nats_stream_source.jetstream.api import StoredMessage
 from nats_stream_source.jetstream.direct_get.client import DirectGet
 from nats_stream_source.jetstream.direct_get.request import send_request
 from tests.support.event_loop import deadline
+from tests.support.nats.buckets import publish
 from tests.support.nats.cluster import Cluster
+from tests.support.nats.streams import create_stream
 
 
 @asynccontextmanager
@@ -22,6 +24,16 @@ async def direct_get(url: str, stream: str, **settings: Any) -> AsyncIterator[Di
     """A Direct Get of ``stream`` on a connection of its own; the block may take a minute."""
     async with connect(url, **settings) as jetstream, deadline(60):
         yield DirectGet(jetstream, stream)
+
+
+def make(url: str, name: str, count: int = 10, *, allow_direct: bool = True, **config: Any) -> None:
+    """A stream with ``count`` messages: ``<name>.<n % 4>``, payload ``v<n>``, from n = 1."""
+    create_stream(url, name, allow_direct=allow_direct, **config)
+    publish(url, [(f"{name}.{n % 4}", b"v%d" % n, None) for n in range(1, count + 1)])
+
+
+async def listed(messages: AsyncIterator[StoredMessage]) -> list[StoredMessage]:
+    return [message async for message in messages]
 
 
 async def seqs(messages: AsyncIterator[StoredMessage]) -> list[int]:

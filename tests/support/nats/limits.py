@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
-from nats_stream_source.embedded import NatsServer
 from tests.support.nats.buckets import create_bucket
 from tests.support.nats.streams import create_stream
+from tests.support.nats.topology import configured_server
 
 CONSUMER_LIMITS = (
     {"max_ack_pending": 100},
@@ -32,10 +30,7 @@ no_auth_user: me
 @contextlib.contextmanager
 def limited_server() -> Iterator[str]:
     """The URL of a server with the bucket ``b``, the stream ``S``, and messages of 1,000 bytes."""
-    with tempfile.TemporaryDirectory() as directory:
-        config = Path(directory, "server.conf")
-        config.write_text(_CONFIG)
-        with NatsServer(config=config) as server:
-            create_bucket(server.url, "b")
-            create_stream(server.url, "S", allow_batched=True)
-            yield server.url
+    with configured_server(_CONFIG) as server:
+        create_bucket(server.url, "b")
+        create_stream(server.url, "S", allow_batched=True)
+        yield server.url

@@ -39,6 +39,16 @@ def with_user(url: str, user: str, password: str | None = None) -> str:
     return f"{scheme}://{user}:{password or user}@{rest}"
 
 
+@contextlib.contextmanager
+def configured_server(config: str, **settings: Any) -> Iterator[NatsServer]:
+    """A server with ``config`` as its configuration file."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "server.conf")
+        path.write_text(config)
+        with NatsServer(config=path, **settings) as server:
+            yield server
+
+
 # Lines
 
 
@@ -219,11 +229,8 @@ def adr19_server(
         exports="\n            ".join(exports),
         imports="\n            ".join(imports),
     )
-    with tempfile.TemporaryDirectory() as directory:
-        config = Path(directory) / "accounts.conf"
-        config.write_text(f"jetstream: enabled\n{text}\n{options}\n")
-        with NatsServer(config=config) as server:
-            yield Adr19Server(server)
+    with configured_server(f"jetstream: enabled\n{text}\n{options}\n") as server:
+        yield Adr19Server(server)
 
 
 # Mirrors

@@ -27,6 +27,7 @@ from nats_stream_source.wire.framing import scanner
 from nats_stream_source.wire.framing.frames import Framer, Frames
 from nats_stream_source.wire.headers import operations
 from tests.unit.wire.framing.test_scanner import needs_compiled, run
+from tests.unit.wire.reference import streams
 from tests.unit.wire.reference.streams import using
 from tests.unit.wire.test_headers import OPERATIONS
 
@@ -36,10 +37,7 @@ V2 = b"$JS.ACK.hub.x2eAcc0uNt.KV_fleet.con_1.3.1008.34.1732150000123456790.43"
 
 
 def msg(subject: bytes, payload: bytes = b"x", reply: bytes = b"", header: bytes = b"") -> bytes:
-    words = [b"HMSG" if header else b"MSG", subject, b"7", *([reply] if reply else [])]
-    words += [b"%d" % len(header)] if header else []
-    words += [b"%d" % (len(header) + len(payload))]
-    return b" ".join(words) + b"\r\n" + header + payload + b"\r\n"
+    return streams.msg(subject, 7, payload, reply, header)
 
 
 def frames_of(*parts: bytes) -> Frames:
@@ -332,7 +330,7 @@ def test_memory_outside_is_not_accessed() -> None:
     code = (
         "import numpy as np\n"
         "from nats_stream_source.wire.framing.scanner import compiled_slices\n"
-        "from tests.unit.wire.reference.guarded import GuardedBlock\n"
+        "from tests.unit.wire.reference.fuzz_scanners import GuardedBlock\n"
         "source, target = GuardedBlock(4096), GuardedBlock(4096)\n"
         "offsets = np.empty(2, np.int32)\n"
         "for size in range(1, 80):\n"

@@ -284,11 +284,6 @@ OPERATIONS: list[tuple[bytes | None, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("raw", "operation"), OPERATIONS)
-def test_operation(raw: bytes | None, operation: str) -> None:
-    assert operations(pa.array([raw], pa.binary())).equals(pa.array([operation]))
-
-
 def test_operations_of_column() -> None:
     column = pa.array([raw for raw, _ in OPERATIONS] * 3, pa.binary())
     expected = [operation for _, operation in OPERATIONS] * 3

@@ -35,6 +35,7 @@ from tests.support.nats.changing_server import ChangingServer
 from tests.support.nats.jwt_operator import Operator
 from tests.support.nats.limits import limited_server
 from tests.support.nats.streams import create_stream
+from tests.support.nats.topology import configured_server
 from tests.support.wait import wait_until_async
 
 LONG = "k" * 4096
@@ -204,10 +205,8 @@ async def test_column_of_exact_limit_is_stored(server: NatsServer, kind: type[An
 
 
 @pytest.fixture
-def strict(tmp_path: Path) -> Any:
-    config = tmp_path / "strict.conf"
-    config.write_text("max_control_line: 1024\n")
-    with NatsServer(config=config) as running:
+def strict() -> Any:
+    with configured_server("max_control_line: 1024\n") as running:
         create_bucket(running.url, "b")
         create_stream(running.url, "S")
         yield running
@@ -291,11 +290,10 @@ async def test_message_larger_than_max_payload_of_account(limited_url: str, call
         assert jetstream.connection.reconnects == 0
 
 
-async def test_max_payload_of_user_after_reconnect(tmp_path: Path) -> None:
-    config, operator = tmp_path / "server.conf", Operator()
-    config.write_text(operator.config())
+async def test_max_payload_of_user_after_reconnect() -> None:
+    operator = Operator()
     settings = {"credentials_content": operator.credentials(payload=1000)}
-    with NatsServer(config=config) as running:
+    with configured_server(operator.config()) as running:
         async with connect(running.url, **settings) as jetstream:
             connection = jetstream.connection
             assert await connection.alive(9)
@@ -308,11 +306,7 @@ async def test_max_payload_of_user_after_reconnect(tmp_path: Path) -> None:
 
 async def test_reconnect_to_server_with_lower_max_payload(tmp_path: Path) -> None:
     """Messages that were in flight are not sent to a server that does not accept them."""
-    config = tmp_path / "small.conf"
-    config.write_text("max_payload: 1000\n")
-    store = tmp_path / "store"
-    large = NatsServer(store=store)
-    with large:
+    with NatsServer(store=tmp_path) as large:
         create_stream(large.url, "S")
         async with (
             connect(large.url, connect_timeout=20) as jetstream,
@@ -324,7 +318,7 @@ async def test_reconnect_to_server_with_lower_max_payload(tmp_path: Path) -> Non
             sending = asyncio.create_task(
                 publisher.send(MessageColumns(pa.array(["S.a"]), pa.array([b"x" * 5000])))
             )
-            with NatsServer(store=store, port=large.port, config=config):
+            with configured_server("max_payload: 1000\n", store=tmp_path, port=large.port):
                 await sending
                 with pytest.raises(MessageTooLargeError, match="max_payload of 1000"):
                     await publisher.flush()

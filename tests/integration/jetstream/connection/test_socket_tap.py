@@ -8,7 +8,6 @@ import re
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -30,6 +29,7 @@ from nats_stream_source.wire.consumer.deliveries import Deliveries
 from nats_stream_source.wire.framing.frames import Framer, Frames
 from tests.support.nats.buckets import flushed
 from tests.support.nats.certificates import Authority
+from tests.support.nats.topology import configured_server
 from tests.support.wait import wait_until_async
 from tests.unit.wire.reference.streams import deliveries
 
@@ -43,6 +43,23 @@ async def connected(client: Client, url: str, **options: Any) -> AsyncIterator[C
         yield client
     finally:
         await client.close()
+
+
+@asynccontextmanager
+async def reconnecting(url: str, **options: Any) -> AsyncIterator[tuple[Client, asyncio.Event]]:
+    """A tapped client, and the event of its reconnect."""
+    again = asyncio.Event()
+
+    async def on_reconnect() -> None:
+        again.set()
+
+    options |= {"reconnect_time_wait": 0.05, "max_reconnect_attempts": -1}
+    async with connected(tapped_client(), url, reconnected_cb=on_reconnect, **options) as client:
+        yield client, again
+
+
+async def echo(message: Msg) -> None:
+    await message.respond(message.data)
 
 
 def test_private_names_of_nats_py_exist() -> None:
@@ -118,11 +135,12 @@ async def test_tapped_and_ordinary_subscriptions_side_by_side(shared_server: Nat
             if index % 50 == 0:
                 await client.flush()
         # Not flush(): nats-py's PING overtakes the messages that it still buffers.
-        deadline = asyncio.get_running_loop().time() + 10
-        while min(len(plain), sum(map(len, tapped))) < len(payloads):
-            assert asyncio.get_running_loop().time() < deadline
-            await asyncio.sleep(0.01)
-            tapped += inbox.take()
+
+        def all_received() -> bool:
+            tapped.extend(inbox.take())
+            return min(len(plain), sum(map(len, tapped))) >= len(payloads)
+
+        await wait_until_async(all_received, "all messages")
         await inbox.close()
     assert plain == payloads
     assert [frames.payload(i) for frames in tapped for i in range(len(frames))] == payloads
@@ -131,10 +149,6 @@ async def test_tapped_and_ordinary_subscriptions_side_by_side(shared_server: Nat
 async def test_inbox_closed_under_load_leaves_other_frames_whole(shared_server: NatsServer) -> None:
     """A frame that is cut by the read's end must not reach nats-py's parser in two halves."""
     answers = []
-
-    async def echo(message: Msg) -> None:
-        await message.respond(message.data)
-
     async with (
         connected(tapped_client(), shared_server.url) as client,
         connected(Client(), shared_server.url) as writer,
@@ -154,20 +168,8 @@ async def test_inbox_closed_under_load_leaves_other_frames_whole(shared_server: 
 
 
 async def test_subscriptions_of_both_kinds_survive_reconnect(nats_server: NatsServer) -> None:
-    client = tapped_client()
-    again = asyncio.Event()
-
-    async def on_reconnect() -> None:
-        again.set()
-
-    options: dict[str, Any] = {"reconnect_time_wait": 0.05, "max_reconnect_attempts": -1}
-    await client.connect(nats_server.url, reconnected_cb=on_reconnect, **options)
-    try:
+    async with reconnecting(nats_server.url) as (client, again):
         inbox = await open_inbox(client, "tapped")
-
-        async def echo(message: Msg) -> None:
-            await message.respond(message.data)
-
         await client.subscribe("echo", cb=echo)
         await asyncio.to_thread(nats_server.restart)
         await asyncio.wait_for(again.wait(), 60)
@@ -176,8 +178,6 @@ async def test_subscriptions_of_both_kinds_survive_reconnect(nats_server: NatsSe
         frames = sum(len(one) for one in inbox.take())
         await inbox.close()
         assert (frames, answer) == (1, b"2")
-    finally:
-        await client.close()
 
 
 async def flood(client: Client, count: int = 300, size: int = 4000) -> list[bytes]:
@@ -245,10 +245,7 @@ async def test_slow_read_loop_makes_server_wait(
         for _ in range(2500):
             await writer.publish("behind", bytes(4000))
         await writer.flush()
-        deadline = asyncio.get_running_loop().time() + 10
-        while not reads._paused:
-            assert asyncio.get_running_loop().time() < deadline
-            await asyncio.sleep(0.01)
+        await wait_until_async(lambda: reads._paused, "the reader pauses")
         paused.append(reads._unread)
         free.set()
         count = 0
@@ -264,10 +261,10 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @pytest.fixture
-def tls_server(authority: Authority, tmp_path: Path) -> Iterator[NatsServer]:
-    pair, config = authority.issue("server"), tmp_path / "server.conf"
-    config.write_text(f'tls {{ cert_file: "{pair.cert}", key_file: "{pair.key}" }}\n')
-    with NatsServer(config=config) as server:
+def tls_server(authority: Authority) -> Iterator[NatsServer]:
+    pair = authority.issue("server")
+    config = f'tls {{ cert_file: "{pair.cert}", key_file: "{pair.key}" }}\n'
+    with configured_server(config) as server:
         yield server
 
 
@@ -276,25 +273,14 @@ async def test_tls_tap_reads_past_stream_reader(
 ) -> None:
     """nats-py's TLS upgrade puts another transport and another stream in place."""
     context = ssl.create_default_context(cafile=authority.path)
-
-    client = tapped_client()
-    again = asyncio.Event()
-
-    async def on_reconnect() -> None:
-        again.set()
-
-    options: dict[str, Any] = {"reconnect_time_wait": 0.05, "max_reconnect_attempts": -1}
     url = tls_server.url.replace("nats://", "tls://")
-    await client.connect(url, tls=context, reconnected_cb=on_reconnect, **options)
-    try:
+    async with reconnecting(url, tls=context) as (client, again):
         await flood(client)
         assert isinstance(reads_of(client), _BufferedReader)
         await asyncio.to_thread(tls_server.restart)
         await asyncio.wait_for(again.wait(), 60)
         await flood(client, 600)
         assert isinstance(reads_of(client), _BufferedReader)
-    finally:
-        await client.close()
 
 
 async def test_few_frames_that_wait_do_not_keep_what_came_with_them(
@@ -433,11 +419,11 @@ async def test_bulk_inbox_receives_all(
     options: dict[str, Any] = {}
     if encrypted:
         options["tls"] = ssl.create_default_context(cafile=authority.path)
-    client, writer = tapped_client(), Client()
     url = server.url.replace("nats://", "tls://") if encrypted else server.url
-    await client.connect(url, **options)
-    await writer.connect(url, **options)
-    try:
+    async with (
+        connected(tapped_client(), url, **options) as client,
+        connected(Client(), url, **options) as writer,
+    ):
         inbox = await open_inbox(client, "bulk")
         inbox.bulk = True
         await flushed(client)
@@ -450,9 +436,6 @@ async def test_bulk_inbox_receives_all(
             await flushed(client)
         assert count == 3000
         assert pauses.call_count >= 1
-    finally:
-        await client.close()
-        await writer.close()
 
 
 async def test_frames_follow_buffer_of_client(shared_server: NatsServer) -> None:

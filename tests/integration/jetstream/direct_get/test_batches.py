@@ -20,7 +20,6 @@ from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.direct_get.request import count_messages, send_request
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.wire.columns import payloads
-from tests.integration.jetstream.direct_get.streams import listed, make, partial_mirror
 from tests.support.nats.buckets import (
     api,
     consumers,
@@ -32,8 +31,9 @@ from tests.support.nats.buckets import (
     with_client,
 )
 from tests.support.nats.cluster import Cluster
-from tests.support.nats.direct_get import direct_get, seqs
+from tests.support.nats.direct_get import direct_get, listed, make, seqs
 from tests.support.nats.streams import stream_state
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.servers
 
@@ -329,6 +329,14 @@ async def test_subjects_at_most_1024(shared_server: NatsServer) -> None:
         with pytest.raises(TooManySubjectsError, match=r"'WIDE\.0', 'WIDE\.1'") as caught:
             await seqs(get.last_for([*literals, "WIDE.more"]))
         assert caught.value.code == 413
+
+
+def partial_mirror(url: str, name: str, messages: int, **part: Any) -> None:
+    """A mirror of a part of the bucket ``whole``, which responds for it once it has the part."""
+    mirrored = {"name": "KV_whole", **part}
+    config = {"name": name, "mirror": mirrored, "allow_direct": True, "mirror_direct": True}
+    api(url, f"STREAM.CREATE.{name}", config)
+    wait_until(lambda: bool(stream_state(url, name)["messages"] == messages), "the mirror's part")
 
 
 async def test_partial_mirror_never_responds_for_stream(shared_server: NatsServer) -> None:

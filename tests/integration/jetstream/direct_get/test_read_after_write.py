@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -48,33 +48,13 @@ from tests.support.wait import wait_until
 pytestmark = pytest.mark.servers
 
 
-Read = Callable[[DirectGet, int, float], Awaitable[list[int]]]
+Read = Callable[..., Any]
+"""A read of a :class:`DirectGet`, with options."""
 
 
 def make(url: str, name: str, count: int = 3, *, allow_direct: bool = True, **config: Any) -> None:
     create_stream(url, name, allow_direct=allow_direct, **config)
     publish(url, [(f"{name}.a", b"v%d" % n, None) for n in range(1, count + 1)])
-
-
-async def _get(get: DirectGet, least: int, timeout: float) -> list[int]:
-    return [(await get.get(2, min_last_seq=least, timeout=timeout)).seq]
-
-
-async def _last(get: DirectGet, least: int, timeout: float) -> list[int]:
-    return [(await get.last(f"{get.stream}.a", min_last_seq=least, timeout=timeout)).seq]
-
-
-async def _next(get: DirectGet, least: int, timeout: float) -> list[int]:
-    return [(await get.next(f"{get.stream}.*", min_last_seq=least, timeout=timeout)).seq]
-
-
-async def _batch(get: DirectGet, least: int, timeout: float) -> list[int]:
-    return await seqs(get.batch(min_last_seq=least, timeout=timeout))
-
-
-async def _last_for(get: DirectGet, least: int, timeout: float) -> list[int]:
-    subjects = [f"{get.stream}.>"]
-    return await seqs(get.last_for(subjects, min_last_seq=least, timeout=timeout))
 
 
 async def _last_columns(get: DirectGet) -> list[int]:
@@ -83,21 +63,26 @@ async def _last_columns(get: DirectGet) -> list[int]:
     return [int(seq) for seq in found["sequence"].to_pylist()]
 
 
-async def _leader(get: DirectGet, least: int, timeout: float) -> list[int]:
-    message = await leader_message(
-        get.jetstream, get.stream, seq=3, min_last_seq=least, timeout=timeout
-    )
-    return [message.seq if message else 0]
+async def _leader(get: DirectGet, **more: Any) -> StoredMessage:
+    message = await leader_message(get.jetstream, get.stream, seq=3, **more)
+    assert message is not None
+    return message
 
 
-READS = {
-    "get": (_get, [2]),
-    "last": (_last, [4]),
-    "next": (_next, [1]),
-    "batch": (_batch, [1, 2, 3, 4]),
-    "last_for": (_last_for, [4]),
+READS: dict[str, tuple[Read, list[int]]] = {
+    "get": (lambda get, **more: get.get(2, **more), [2]),
+    "last": (lambda get, **more: get.last(f"{get.stream}.a", **more), [4]),
+    "next": (lambda get, **more: get.next(f"{get.stream}.*", **more), [1]),
+    "batch": (lambda get, **more: get.batch(**more), [1, 2, 3, 4]),
+    "last_for": (lambda get, **more: get.last_for([f"{get.stream}.>"], **more), [4]),
     "message get": (_leader, [3]),
 }
+
+
+async def _found(read: Read, get: DirectGet, timeout: float) -> list[int]:
+    """The sequences that a read finds once the stream has sequence 4."""
+    found = read(get, min_last_seq=4, timeout=timeout)
+    return await seqs(found) if hasattr(found, "__aiter__") else [(await found).seq]
 
 
 @pytest.mark.parametrize("allow_direct", [True, False], ids=["direct", "leader"])
@@ -115,9 +100,9 @@ async def test_sequence_too_high_until_written(
 
     async with direct_get(url, stream) as get:
         with pytest.raises(MinLastSequenceError) as caught:
-            await read(get, 4, 0.3)
+            await _found(read, get, 0.3)
         assert (caught.value.code, caught.value.err_code) == (412, 10180)
-        waiting = asyncio.ensure_future(read(get, 4, 20.0))
+        waiting = asyncio.ensure_future(_found(read, get, 20.0))
         done, _ = await asyncio.wait({waiting}, timeout=0.1)
         assert not done
         await get.jetstream.connection.client.request(f"{stream}.a", b"v4")
@@ -191,8 +176,9 @@ async def test_lagging_follower_is_never_read_early() -> None:
                 wild = [await get.last("LAG.*", min_last_seq=least) for _ in range(10)]
                 assert {one.seq for one in wild} == {least}
                 if batches:
-                    assert await _batch(get, least, 5.0) == list(range(1, least + 1))
-                    assert await _last_for(get, least, 5.0) == [least]
+                    later = {"min_last_seq": least, "timeout": 5.0}
+                    assert await seqs(get.batch(**later)) == list(range(1, least + 1))
+                    assert await seqs(get.last_for(["LAG.>"], **later)) == [least]
 
             async with direct_get(asked.url, "LAG") as get:
                 await work(get, least=least, follower=follower)

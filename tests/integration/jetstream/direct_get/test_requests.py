@@ -12,7 +12,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,11 +31,10 @@ from nats_stream_source.jetstream.direct_get.client import DirectGet
 from nats_stream_source.jetstream.direct_get.pages import MAX_BYTES
 from nats_stream_source.jetstream.direct_get.request import send_request
 from nats_stream_source.jetstream.times import nanoseconds
-from tests.integration.jetstream.direct_get.streams import listed, make
 from tests.support.nats.buckets import api, server_version, skip_before
-from tests.support.nats.direct_get import direct_get, seqs
+from tests.support.nats.direct_get import direct_get, listed, make, seqs
 from tests.support.nats.streams import create_stream
-from tests.support.nats.topology import with_user
+from tests.support.nats.topology import configured_server, with_user
 from tests.support.proxy.fault_proxy import Proxy, subject_of
 
 pytestmark = pytest.mark.servers
@@ -141,10 +139,8 @@ async def test_publisher_headers_are_data(shared_server: NatsServer) -> None:
             assert await listed(get.last_for(["HDR.a"])) == [one_by_one[3]]
 
 
-async def test_subject_appended_form_for_restricted_user(tmp_path: Path) -> None:
-    config = tmp_path / "server.conf"
-    config.write_text(
-        """
+async def test_subject_appended_form_for_restricted_user() -> None:
+    config = """
         authorization { users: [
             { user: all, password: all }
             { user: one, password: one, permissions: {
@@ -152,10 +148,8 @@ async def test_subject_appended_form_for_restricted_user(tmp_path: Path) -> None
                           "$JS.API.STREAM.INFO.OFF"]
                 subscribe: "_INBOX.>" } }
         ] }
-        """
-    )
-
-    with NatsServer(config=config) as server:
+    """
+    with configured_server(config) as server:
         make(with_user(server.url, "all"), "RES")
         async with direct_get(with_user(server.url, "one"), "RES") as get:
             assert (await get.last("RES.1")).seq == 9
@@ -263,11 +257,9 @@ Request = tuple[str, dict[str, Any] | None]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+def server() -> Iterator[NatsServer]:
     """A server with the streams ``S`` and ``OFF``, and the users."""
-    config = tmp_path_factory.mktemp("direct") / "server.conf"
-    config.write_text(
-        """
+    config = """
         authorization { users: [
             { user: all, password: all }
             { user: direct, password: direct, permissions: {
@@ -276,9 +268,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
                 publish: ["$JS.API.DIRECT.GET.S", "$JS.API.STREAM.INFO.S",
                           "$JS.API.STREAM.MSG.GET.S"], subscribe: "_INBOX.>" } }
         ] }
-        """
-    )
-    with NatsServer(config=config) as server:
+    """
+    with configured_server(config) as server:
         make(with_user(server.url, "all"), "S", 10)
         make(with_user(server.url, "all"), "OFF", 10, allow_direct=False)
         yield server

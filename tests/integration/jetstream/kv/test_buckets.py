@@ -288,14 +288,18 @@ async def test_mirror_of_mirror_has_entries_of_first_bucket(nats_server: NatsSer
         assert await kv.put("z", b"3") == 3
 
 
+async def write_entries(bucket: KeyValue | TheirBucket) -> None:
+    await bucket.put("a.b", b"1")
+    await bucket.update("a.b", b"2", 1)
+    await bucket.create("c", b"3")
+    await bucket.delete("c")
+    await bucket.put("d", b"4")
+    await bucket.purge("d")
+
+
 async def test_nats_py_reads_what_this_package_writes(shared_server: NatsServer) -> None:
     async with new_bucket(shared_server.url, KeyValueConfig("ours", history=5)) as kv:
-        await kv.put("a.b", b"1")
-        await kv.update("a.b", b"2", 1)
-        await kv.create("c", b"3")
-        await kv.delete("c")
-        await kv.put("d", b"4")
-        await kv.purge("d")
+        await write_entries(kv)
 
     async def read(client: Client) -> None:
         theirs = await client.jetstream().key_value("ours")
@@ -325,13 +329,7 @@ async def watched(bucket: TheirBucket) -> list[tuple[str, object]]:
 
 async def test_entries_of_nats_py_are_read(shared_server: NatsServer) -> None:
     async def write(client: Client) -> None:
-        theirs = await client.jetstream().create_key_value(bucket="theirs", history=5)
-        await theirs.put("a.b", b"1")
-        await theirs.update("a.b", b"2", 1)
-        await theirs.create("c", b"3")
-        await theirs.delete("c")
-        await theirs.put("d", b"4")
-        await theirs.purge("d")
+        await write_entries(await client.jetstream().create_key_value(bucket="theirs", history=5))
 
     with_client(shared_server.url, write)
     async with connect(shared_server.url) as js:

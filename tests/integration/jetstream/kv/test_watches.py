@@ -20,6 +20,7 @@ from nats_stream_source.errors import (
 from nats_stream_source.jetstream.kv import watch as module
 from nats_stream_source.jetstream.kv.entry import Entry
 from nats_stream_source.jetstream.kv.store import KeyValue
+from nats_stream_source.jetstream.kv.watch import Watch
 from nats_stream_source.jetstream.publish.publisher import Publisher
 from nats_stream_source.wire.consumer.batches import Batcher
 from tests.integration.jetstream.kv.stores import FAST, opened, take, watched_bucket
@@ -334,31 +335,27 @@ async def test_watches_many_on_one_connection(shared_server: NatsServer) -> None
             assert update[0] == f"k{i}"
 
 
-async def test_bucket_deleted(shared_server: NatsServer) -> None:
-    create_bucket(shared_server.url, "deleted")
+@pytest.mark.parametrize("replaced", [False, True])
+async def test_bucket_deleted_or_replaced(shared_server: NatsServer, replaced: bool) -> None:
+    url, name = shared_server.url, f"deleted{replaced}"
+    create_bucket(url, name)
 
-    async with opened(shared_server.url, "deleted") as kv:
+    async with opened(url, name) as kv:
         await kv.put("a", b"1")
         async with kv.watch(heartbeat=FAST) as watch:
             await watch.initial()
-            await KeyValue.delete_bucket(kv.jetstream, "deleted")
-            with pytest.raises(StreamNotFoundError):
+            await KeyValue.delete_bucket(kv.jetstream, name)
+            if replaced:
+                await asyncio.to_thread(create_bucket, url, name)
+            error = DataLossError if replaced else StreamNotFoundError
+            with pytest.raises(
+                error, match="was deleted and re-created" if replaced else "not found"
+            ):
                 await asyncio.wait_for(watch.__anext__(), 60)
             with pytest.raises(StopAsyncIteration):
                 await watch.__anext__()
-
-
-async def test_bucket_replaced(shared_server: NatsServer) -> None:
-    url = shared_server.url
-
-    async with watched_bucket(url, "replaced") as kv:
-        await kv.put("a", b"1")
-        async with kv.watch(heartbeat=FAST) as watch:
-            await watch.initial()
-            await KeyValue.delete_bucket(kv.jetstream, "replaced")
-            await asyncio.to_thread(create_bucket, url, "replaced")
-            with pytest.raises(DataLossError, match="was deleted and re-created"):
-                await asyncio.wait_for(watch.__anext__(), 60)
+    if replaced:
+        assert consumers(url, name) == []
 
 
 @pytest.mark.parametrize("start", ["include_history", "updates_only"])
@@ -421,6 +418,12 @@ async def test_dump_under_writes_has_every_key(shared_server: NatsServer, histor
             await asyncio.gather(*writers)
 
 
+def in_small_steps(watch: Watch, rows: int = 10) -> None:
+    """Let the watch read as where there are many keys."""
+    assert watch.reader is not None
+    watch.reader._intake._batcher = Batcher(rows, 1 << 20)
+
+
 @pytest.mark.parametrize("history", [1, 3])
 async def test_signal_waits_for_overtaken_keys(shared_server: NatsServer, history: int) -> None:
     """Overwritten after the start, before their turn: they come after what was last then."""
@@ -428,10 +431,7 @@ async def test_signal_waits_for_overtaken_keys(shared_server: NatsServer, histor
         for i in range(100):
             await kv.put(f"k{i}", b"1")
         async with kv.watch() as watch:
-            reader = watch.reader
-            assert reader is not None
-            # Small steps, as where there are many keys.
-            reader._intake._batcher = Batcher(10, 1 << 20)
+            in_small_steps(watch)
             for i in range(20):
                 await kv.put(f"k{i}", b"2")
             entries = await watch.initial()
@@ -452,9 +452,7 @@ async def test_overtaken_key_is_sent_once_before_signal(
         for i in range(100):
             await kv.put(f"k{i}", b"1")
         async with kv.watch(meta_only=meta_only) as watch:
-            reader = watch.reader
-            assert reader is not None
-            reader._intake._batcher = Batcher(10, 1 << 20)
+            in_small_steps(watch)
             for i in range(20):
                 await kv.put(f"k{i}", b"22")
             await kv.delete("k3")
@@ -475,8 +473,7 @@ async def test_signal_of_watch_from_revision_does_not_wait_for_new_entries(
         for i in range(5):
             await kv.put(f"k{i}", b"1")
         async with kv.watch(resume_from_revision=2) as watch:
-            assert watch.reader is not None
-            watch.reader._intake._batcher = Batcher(1, 1 << 20)
+            in_small_steps(watch, 1)
             await kv.put("k0", b"2")
             assert [entry.revision for entry in await watch.initial()] == [2, 3, 4, 5]
             assert await take(watch, 1) == [("k0", 6, "PUT")]

@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from nats.aio.client import Client
 
 from nats_stream_source.connection.connection import Connection
+from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import (
     BadObjectInfoError,
     BucketExistsError,
@@ -30,6 +32,7 @@ from nats_stream_source.errors import (
     StreamFullError,
     WrongLastSequenceError,
 )
+from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.object_store.info import (
     Digest,
@@ -39,8 +42,7 @@ from nats_stream_source.jetstream.object_store.info import (
 )
 from nats_stream_source.jetstream.object_store.store import MAPPING, ObjectStore, _split_chunks
 from nats_stream_source.jetstream.subjects import api_prefix
-from tests.integration.jetstream.object_store.stores import MEGABYTE, left, opened_store
-from tests.support.nats.buckets import publish, with_client
+from tests.support.nats.buckets import api, publish, with_client
 from tests.support.nats.streams import stream_state
 from tests.support.nats.topology import (
     ADR19_API_PREFIX,
@@ -51,6 +53,39 @@ from tests.support.nats.topology import (
 )
 
 pytestmark = pytest.mark.servers
+
+MEGABYTE = bytes(range(256)) * 4096
+
+
+@asynccontextmanager
+async def opened_store(
+    url: str, bucket: str = "b", request_timeout: float = 2.0, **settings: Any
+) -> AsyncIterator[ObjectStore]:
+    async with connect(url, request_timeout=request_timeout, **settings) as jetstream:
+        yield ObjectStore(jetstream, bucket)
+
+
+def left(url: str, stream: str = "OBJ_b") -> dict[str, int]:
+    """How many messages each subject of the store has."""
+    answer = api(url, f"STREAM.INFO.{stream}", {"subjects_filter": ">"})
+    return answer["state"].get("subjects") or {}
+
+
+@pytest.fixture
+async def url(shared_server: NatsServer) -> str:
+    """A server with an empty store ``b``."""
+    if "OBJ_b" in (api(shared_server.url, "STREAM.NAMES").get("streams") or ()):
+        api(shared_server.url, "STREAM.DELETE.OBJ_b")
+    async with opened_store(shared_server.url) as store:
+        await ObjectStore.create(store.jetstream, "b")
+    return shared_server.url
+
+
+@pytest.fixture
+async def store(url: str) -> AsyncIterator[ObjectStore]:
+    """The store ``b`` on a connection of its own."""
+    async with opened_store(url) as store:
+        yield store
 
 
 def consumer_count(url: str) -> int:

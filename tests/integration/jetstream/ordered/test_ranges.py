@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
+from nats_stream_source.connection.connection import ConnectionSettings
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import (
     ConnectError,
@@ -17,18 +21,12 @@ from nats_stream_source.errors import (
 from nats_stream_source.jetstream.ordered import consumer
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import ENDLESS, RangeRequest
+from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.wire.consumer.cursor import CursorAction, Rebuild
-from tests.integration.jetstream.ordered.reads import (
-    ALL,
-    UNHEARD,
-    linked,
-    read,
-    read_range,
-    request_for,
-)
 from tests.support.nats.buckets import (
     api,
+    bucket_info,
     consumers,
     create_bucket,
     delete_bucket,
@@ -39,6 +37,59 @@ from tests.support.nats.topology import make_mirror
 from tests.support.proxy.fault_proxy import Proxy, is_delivery, is_status
 
 pytestmark = pytest.mark.servers
+
+Between = Callable[[OrderedReader], Coroutine[Any, Any, None]]
+
+
+@asynccontextmanager
+async def linked(url: str, **settings: Any) -> AsyncIterator[ReusableConnection]:
+    link = ReusableConnection(ConnectionSettings(servers=(url,), **settings))
+    try:
+        yield link
+    finally:
+        await link.drop()
+
+
+async def read(reader: OrderedReader, between: Between | None = None) -> list[int]:
+    """The stream sequences of a range; ``between`` runs once, after the first batch."""
+    rows: list[int] = []
+    async for frames in reader.batches():
+        rows += frames.stream_seq.tolist()
+        if between is not None:
+            await between(reader)
+            between = None
+    return rows
+
+
+def request_for(url: str, bucket: str, end: int, start: int = 0, **more: Any) -> RangeRequest:
+    known = KnownStream(bucket_info(url, bucket)["created"])
+    more = {"heartbeat": 0.1, **more}
+    return RangeRequest(f"KV_{bucket}", known, start, end, **more)
+
+
+async def read_range(
+    url: str,
+    request: RangeRequest,
+    between: Between | None = None,
+    **settings: Any,
+) -> tuple[list[int], OrderedReader]:
+    async with linked(url, **settings) as link:
+        reader = OrderedReader(link, request)
+        return await read(reader, between), reader
+
+
+ALL = list(range(1, 3001))
+
+UNHEARD = 30.0
+"""Seconds: a heartbeat for tests of other things, so that a server that is held up is not lost."""
+
+
+@pytest.fixture
+def filled(nats_server: NatsServer) -> NatsServer:
+    """A server with the bucket ``b``: 3,000 revisions of 1 KB, no history limit in the way."""
+    create_bucket(nats_server.url, "b", history=64)
+    put_many(nats_server.url, "b", ((f"k{i % 100}", b"%d" % i + b"x" * 1000) for i in range(3000)))
+    return nats_server
 
 
 async def test_range_is_complete_and_leaves_nothing(filled: NatsServer) -> None:

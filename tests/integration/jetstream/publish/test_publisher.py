@@ -35,6 +35,7 @@ from nats_stream_source.jetstream.publish.pub_ack import (
 from nats_stream_source.jetstream.publish.publisher import IN_FLIGHT, Publisher
 from nats_stream_source.jetstream.retry import retry
 from tests.support.nats.streams import create_stream
+from tests.support.nats.topology import configured_server
 from tests.support.proxy.fault_proxy import Proxy
 from tests.support.wait import wait_until_async
 
@@ -301,16 +302,13 @@ async def test_waiter_cancelled_frees_its_place(shared_server: NatsServer) -> No
             await publisher.close()
 
 
-async def test_denied(tmp_path: Path) -> None:
-    config = tmp_path / "server.conf"
-    config.write_text(
-        """authorization { users: [
-          {user: admin, password: p},
-          {user: writer, password: p, permissions: {publish: {deny: ["s.Secret"]}}},
-          {user: deaf, password: p, permissions: {subscribe: {deny: ["_INBOX.>"]}}},
-        ]}"""
-    )
-    with NatsServer(config=config) as server:
+async def test_denied() -> None:
+    config = """authorization { users: [
+      {user: admin, password: p},
+      {user: writer, password: p, permissions: {publish: {deny: ["s.Secret"]}}},
+      {user: deaf, password: p, permissions: {subscribe: {deny: ["_INBOX.>"]}}},
+    ]}"""
+    with configured_server(config) as server:
         create_stream(server.url.replace("//", "//admin:p@"), "s")
 
         async with publishing(server.url, user="writer", password="p") as publisher:
@@ -373,11 +371,9 @@ async def test_server_is_away_while_messages_wait_for_their_turn(
         assert max(remaining[IN_FLIGHT:]) < 1.0
 
 
-async def test_full_buffer_while_messages_wait_for_their_turn(tmp_path: Path) -> None:
+async def test_full_buffer_while_messages_wait_for_their_turn() -> None:
     """The time in which a message waits for others is not that of its retries (429)."""
-    config = tmp_path / "buffer.conf"
-    config.write_text("jetstream { max_buffered_msgs: 50 }\n")
-    with NatsServer(config=config) as server:
+    with configured_server("jetstream { max_buffered_msgs: 50 }\n") as server:
         async with connect(server.url) as jetstream:
             bucket = await KeyValue.create_bucket(jetstream, KeyValueConfig("full"))
             publisher = jetstream.connection.service(Publisher)
@@ -387,21 +383,15 @@ async def test_full_buffer_while_messages_wait_for_their_turn(tmp_path: Path) ->
             assert publisher._in_flight._serial - sent > 20 * IN_FLIGHT, "none was rejected"
 
 
-async def test_chunks_of_object_while_buffer_is_full(tmp_path: Path) -> None:
+async def test_chunks_of_object_while_buffer_is_full() -> None:
     """The stream rejects chunks and stores those behind: the object has its bytes in order."""
-    config = tmp_path / "buffer.conf"
-    config.write_text("jetstream { max_buffered_msgs: 100 }\n")
-    with NatsServer(config=config) as server:
+    with configured_server("jetstream { max_buffered_msgs: 100 }\n") as server:
         async with connect(server.url) as jetstream:
             store = await ObjectStore.create(jetstream, "objects")
             publisher = jetstream.connection.service(Publisher)
             objects = [b"%d," % number * 100_000 for number in range(6)]
-            await asyncio.gather(
-                *(
-                    store.put(f"o{number}", data, chunk_size=2000)
-                    for number, data in enumerate(objects)
-                )
-            )
+            puts = (store.put(f"o{i}", data, chunk_size=2000) for i, data in enumerate(objects))
+            await asyncio.gather(*puts)
             messages = (await jetstream.stream_info(store.stream)).messages
             assert messages == sum(len(data) // 2000 for data in objects) + len(objects)
             assert publisher._in_flight._serial > messages, "no chunk was rejected"

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
-from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import AckError, SingleResponseError
 from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.api import JetStream
@@ -20,6 +18,7 @@ from tests.support.nats.topology import (
     ADR19_API_PREFIX,
     ADR19_INBOX_PREFIX,
     adr19_server,
+    configured_server,
 )
 from tests.support.wait import wait_until_async
 
@@ -87,16 +86,11 @@ async def test_acknowledgements_over_import(acks: bool) -> None:
         assert info["num_ack_pending"] == (0 if acks else 10)
 
 
-async def test_acknowledgements_that_are_denied(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_acknowledgements_that_are_denied(caplog: pytest.LogCaptureFixture) -> None:
     """The server reports it apart from the acknowledgement: it is logged; the next one fails."""
-    config = tmp_path / "server.conf"
-    config.write_text(
-        "authorization { users = [{ user: u, password: p, "
-        'permissions: { publish: { deny: "$JS.ACK.>" } } }] }'
-    )
-    with NatsServer(config=config) as server:
+    denied = 'permissions: { publish: { deny: "$JS.ACK.>" } }'
+    config = f"authorization {{ users = [{{ user: u, password: p, {denied} }}] }}"
+    with configured_server(config) as server:
         async with connect(server.url, user="u", password="p") as jetstream:
             await jetstream.call("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"]})
             await jetstream.connection.service(Publisher).publish("s.1")

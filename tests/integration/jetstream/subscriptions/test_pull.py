@@ -42,6 +42,12 @@ async def pull_on(jetstream: JetStream, stream: str, **config: Any) -> PullSubsc
     )
 
 
+async def a_request_waits(url: str, stream: str, name: str = "d") -> None:
+    await wait_until_async(
+        lambda: consumer_info(url, stream, name)["num_waiting"] == 1, "the request waits"
+    )
+
+
 def seqs(messages: list[JsMessage]) -> list[int]:
     return [message.metadata.stream_seq for message in messages]
 
@@ -61,10 +67,7 @@ async def test_fetch_returns_available_messages_and_hides_statuses(
         assert await pull.fetch(10, 0.05) == []
         assert await pull.fetch(10, 0.6) == []
         waiting = asyncio.create_task(pull.fetch(3, 5))
-        await wait_until_async(
-            lambda: consumer_info(url, stream, "d")["num_waiting"] == 1,
-            "the request waits",
-        )
+        await a_request_waits(url, stream)
         await asyncio.to_thread(fill, url, stream, 3)
         assert seqs(await waiting) == [6, 7, 8]
 
@@ -118,10 +121,7 @@ async def test_consumer_deleted_while_requested(url: str, jetstream: JetStream) 
     pull = await pull_on(jetstream, stream)
     for ask in (lambda: pull.fetch(1, 10), lambda: anext(pull)):
         waiting: asyncio.Task[Any] = asyncio.ensure_future(ask())
-        await wait_until_async(
-            lambda: consumer_info(url, stream, "d")["num_waiting"] == 1,
-            "the request waits",
-        )
+        await a_request_waits(url, stream)
         api(url, f"CONSUMER.DELETE.{stream}.d")
         with pytest.raises(ConsumerDeletedError):
             await waiting
@@ -302,11 +302,7 @@ async def test_drain_ends_fetch_with_received_messages(
     errors: list[Exception] = []
     pull = await subscribe_pull(jetstream, stream=stream, on_error=errors.append)
     fetching = asyncio.create_task(pull.fetch(10, 20))
-    name = pull.info.name
-    await wait_until_async(
-        lambda: consumer_info(url, stream, name)["num_waiting"] == 1,
-        "the request",
-    )
+    await a_request_waits(url, stream, pull.info.name)
     await pull.drain()
     assert seqs(await fetching) == list(range(1, count + 1))
     assert errors == []

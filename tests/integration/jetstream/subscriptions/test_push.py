@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,6 +37,7 @@ from tests.support.nats.subscriptions import (
     make_stream,
     sequences,
 )
+from tests.support.nats.topology import configured_server
 from tests.support.wait import wait_until_async
 
 pytestmark = pytest.mark.servers
@@ -245,9 +245,8 @@ async def test_stream_deleted_while_subscribed_is_error(url: str, jetstream: Jet
     await subscription.unsubscribe()
 
 
-async def test_permission_missing_is_error(tmp_path: Path) -> None:
-    config = tmp_path / "server.conf"
-    config.write_text("""
+async def test_permission_missing_is_error() -> None:
+    config = """
         authorization { users: [
           { user: all, password: one }
           { user: deaf, password: two, permissions: { subscribe: { deny: "to.>" } } }
@@ -256,8 +255,8 @@ async def test_permission_missing_is_error(tmp_path: Path) -> None:
           { user: mute, password: three, permissions: {
               publish: { deny: "$JS.API.CONSUMER.MSG.NEXT.>" } } }
         ] }
-    """)
-    with NatsServer(config=config) as server:
+    """
+    with configured_server(config) as server:
         every = server.url.replace("//", "//all:one@")
         stream = make_stream(every, 1)
         make_consumer(every, stream, "push", deliver_subject=f"to.{stream}")

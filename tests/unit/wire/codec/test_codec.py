@@ -104,12 +104,6 @@ def test_buckets(key_codec: str, value_codec: str, rows: list[list[Any]]) -> Non
     assert stored > 10
 
 
-def test_chain_order() -> None:
-    """The recording's note: ``EncodeKey = b(a(key))``."""
-    key = encode_key(("path", "base64"), "/a/b")
-    assert key == encode_key(("base64",), encode_key(("path",), "/a/b")) == "X3Jvb3Rf.YQ.Yg"
-
-
 @pytest.mark.parametrize(
     ("text", "chain"),
     [("base64", ("base64",)), (" Path , base64", ("path", "base64"))],

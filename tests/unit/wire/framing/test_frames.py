@@ -21,7 +21,6 @@ from nats_stream_source.wire.framing.buffer_pool import BufferPool
 from nats_stream_source.wire.framing.frames import Framer, Frames
 from nats_stream_source.wire.framing.scanner import selected
 from nats_stream_source.wire.table import FrameKind
-from tests.unit.wire.reference.frames import seen
 from tests.unit.wire.reference.parser import Frame, parse
 from tests.unit.wire.reference.streams import (
     BLOCK,
@@ -32,6 +31,7 @@ from tests.unit.wire.reference.streams import (
     msg,
     random_settings,
     random_streams,
+    seen,
     using,
 )
 

@@ -226,7 +226,7 @@ def test_memory_outside_block_is_not_read(name: str) -> None:
     code = (
         "from nats_stream_source.errors import ProtocolError\n"
         "from nats_stream_source.wire.framing.scanner import find_frames_compiled\n"
-        "from tests.unit.wire.reference.guarded import GuardedBlock\n"
+        "from tests.unit.wire.reference.fuzz_scanners import GuardedBlock\n"
         "from tests.unit.wire.reference.streams import STREAMS\n"
         f"stream = STREAMS[{name!r}]\n"
         "block = GuardedBlock(len(stream))\n"

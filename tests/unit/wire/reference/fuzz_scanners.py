@@ -10,6 +10,8 @@ page that must not be read, follow each block.
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import random
 import re
 import sys
@@ -23,9 +25,9 @@ from nats_stream_source.wire.arrow_slices import slices
 from nats_stream_source.wire.framing import parse as definition
 from nats_stream_source.wire.framing import scanner
 from nats_stream_source.wire.table import Table
-from tests.unit.wire.reference.guarded import GuardedBlock
 from tests.unit.wire.reference.parser import NotNatsError, parse
 
+_PROT_NONE = 0
 BLOCK = b"NATS/1.0\r\nA: b\r\n\r\n"
 PREFIXES = [
     *(b"$JS.ACK.S.C.", b"$JS.ACK.S.C.", b"$JS.ACK._.h.S.C.", b"$JS.ACK.S.other-1."),
@@ -41,6 +43,36 @@ USUAL = re.compile(
 )
 NOT_PARSED = [-1] * 5
 Outcome = tuple[list[list[int]], int, int] | str
+
+
+class GuardedBlock:
+    """Memory between two pages that must not be read (POSIX): the process ends if one is.
+
+    Bytes at the end of the block adjoin the page after it, bytes at its start the page before it.
+    """
+
+    def __init__(self, size: int) -> None:
+        page = mmap.PAGESIZE
+        self._pages = -(-size // page)
+        self._map = mmap.mmap(-1, (self._pages + 2) * page)
+        first = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        libc = ctypes.CDLL(None, use_errno=True)
+        for address in (first, first + (self._pages + 1) * page):
+            done = libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(page), _PROT_NONE)
+            assert done == 0, ctypes.get_errno()
+        self._view = memoryview(self._map)[page : (self._pages + 1) * page]
+
+    def at_end(self, data: bytes) -> memoryview:
+        """Return ``data`` before the second guard."""
+        view = self._view[len(self._view) - len(data) :]
+        view[:] = data
+        return view
+
+    def at_start(self, data: bytes) -> memoryview:
+        """Return ``data`` after the first guard."""
+        view = self._view[: len(data)]
+        view[:] = data
+        return view
 
 
 def frame(chance: random.Random, prefix: bytes, sequence: int) -> bytes:

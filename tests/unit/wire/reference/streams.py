@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from nats_stream_source.wire.framing import scanner
-from nats_stream_source.wire.framing.frames import Framer
-from tests.unit.wire.reference.frames import seen
+from nats_stream_source.wire.framing.frames import Framer, Frames
+from nats_stream_source.wire.table import FrameKind
 from tests.unit.wire.reference.parser import Frame
 
 FAKE = b"\r\nMSG x 1 5\r\nhello\r\nPING\r\n"
@@ -89,6 +89,21 @@ def using(name: scanner.Scanner) -> Iterator[None]:
         yield
     finally:
         scanner.select(before)
+
+
+def seen(frames: Frames) -> list[Frame]:
+    return [
+        Frame(
+            raw=frames.bytes_of(i),
+            kind=FrameKind(int(frames.kind[i])).name,
+            sid=int(frames.sid[i]),
+            subject=frames.subject(i),
+            reply=frames.reply(i),
+            header=frames.header(i),
+            payload=frames.payload(i),
+        )
+        for i in range(len(frames))
+    ]
 
 
 def feed_all(chunks: list[bytes]) -> list[Frame]:
