@@ -250,21 +250,10 @@ def test_checkpoint_without_plan(
     assert "nothing was planned yet" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"v": 3}, "install the version"),
-        ({"stream_seq": "5"}, "stream_seq='5', expected int"),
-        ({"origin": 9}, "expected 0 <= origin <= stream_seq"),
-    ],
-)
-def test_offset_invalid(
-    capsys: pytest.CaptureFixture[str], checkpoint: Checkpoint, change: dict[str, Any], said: str
-) -> None:
-    offset = json.loads(SAMPLE_OFFSET)
-    checkpoint.plan(0, json.dumps({**offset, **change}), '{"other": 1}')
+def test_offset_invalid(capsys: pytest.CaptureFixture[str], checkpoint: Checkpoint) -> None:
+    checkpoint.plan(0, json.dumps({**json.loads(SAMPLE_OFFSET), "v": 3}), '{"other": 1}')
     first, second = inspect(capsys, checkpoint.path, status=1)["sources"]
-    assert said in first["problem"]
+    assert "install the version" in first["problem"]
     assert second["problem"] is None
 
 

@@ -1,1 +1,0 @@
-"""Metrics of queries: values, endpoints, the dashboard and the alerts."""

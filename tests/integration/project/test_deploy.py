@@ -1,4 +1,4 @@
-"""``examples/deploy/``: manifests by their schemas, and names that several files have to share.
+"""``examples/deploy/`` and ``examples/monitoring``: schemas, and names that several files share.
 
 ``make workflows`` lints ``docker/Dockerfile``.
 """
@@ -9,6 +9,7 @@ import argparse
 import copy
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,16 @@ from examples.deploy import follow_bucket
 from nats_stream_source.cli import follow
 from nats_stream_source.cli.options import connection
 from nats_stream_source.embedded import NatsServer
+from nats_stream_source.metrics.table import METRICS, PREFIX
 from tests.integration.delta.table_content import stored
 from tests.support.nats.buckets import create_bucket, delete, put_many
 from tests.support.paths import ROOT
+from tests.support.program import ran
+from tests.support.prometheus import DASHBOARD, MONITORING, needs_prometheus, panel_queries, rules
 
 DEPLOY = ROOT / "examples/deploy"
+
+
 DOCKERFILE = (ROOT / "docker/Dockerfile").read_text()
 
 
@@ -38,6 +44,8 @@ def schema(name: str) -> dict[str, Any]:
 
 
 KUBERNETES = schema("kubernetes")
+
+
 APPLICATION = schema("spark_application")
 
 
@@ -210,3 +218,34 @@ def test_follow_program_follows(
     delete(shared_server.url, "fleet", "plane.1")
     follow_bucket.main([*arguments, "--option", "keys=plane.>"], environment)
     assert [row["key"] for row in stored(tmp_path / "table")] == ["plane.2"]
+
+
+def test_dashboard_is_written_by_its_script() -> None:
+    done = ran(sys.executable, MONITORING / "dashboard.py")
+    assert (done.stdout, done.stderr) == (DASHBOARD.read_text(), "")
+
+
+def test_dashboard_and_rules_name_metrics_of_table() -> None:
+    names = {one.full_name: one.kind for one in METRICS.values()}
+    suffixes = {"counter": {""}, "gauge": {""}, "histogram": {"_bucket", "_sum", "_count"}}
+    known = {name + suffix for name, kind in names.items() for suffix in suffixes[kind]}
+    recorded = {rule["record"] for rule in rules() if "record" in rule}
+    expressions = [*panel_queries().values(), *(rule["expr"] for rule in rules())]
+    for expression in expressions:
+        used = set(re.findall(rf"(?<![:\w]){PREFIX}\w+", expression))
+        assert used <= known, expression
+        assert set(re.findall(r"\w+:\w+(?::\w+)?", expression)) <= recorded
+
+
+@needs_prometheus
+def test_rules_of_promtool() -> None:
+    ran("promtool", "test", "rules", "rules_test.yml", cwd=MONITORING)
+    tested = set(re.findall(r"alertname: (\w+)", (MONITORING / "rules_test.yml").read_text()))
+    assert tested == {rule["alert"] for rule in rules() if "alert" in rule}
+
+
+def test_configuration_names_port_of_documentation() -> None:
+    config = yaml.safe_load((MONITORING / "prometheus.yml").read_text())
+    (job,) = config["scrape_configs"]
+    assert job["static_configs"] == [{"targets": ["localhost:9464"]}]
+    assert "prometheus=9464" in (ROOT / "docs" / "operations.md").read_text()

@@ -1,8 +1,10 @@
-"""``register`` starts a Python worker of a real Spark, and names the setting to change."""
+"""``register`` starts a worker of a real Spark; the event loop that runs only while Spark calls."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import py4j
@@ -11,7 +13,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from nats_stream_source import __version__, register
+from nats_stream_source.connection.connection import ConnectionSettings
+from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import WorkerPythonError
+from nats_stream_source.spark.runner import Runner, cached_runner, close_cached_runners
 from nats_stream_source.spark.worker_check import start_failure, verify
 
 ADVICE = "set PYSPARK_PYTHON, or spark.pyspark.python, to a Python that has the package"
@@ -86,3 +91,68 @@ def test_package_of_other_version() -> None:
 
 def test_failures_of_other_kinds_do_not_blame_python() -> None:
     assert start_failure("Job aborted due to stage failure: executor lost") is None
+
+
+NOWHERE = ConnectionSettings(servers=("nats://127.0.0.1:1",))
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def test_interrupt_ends_task_first() -> None:
+    """A task that was left unfinished would continue at the next use of the loop."""
+    runner = Runner(NOWHERE)
+    seen: list[str] = []
+
+    async def work() -> None:
+        asyncio.get_running_loop().call_soon(interrupt)
+        try:
+            await asyncio.sleep(60)
+            seen.append("slept")
+        finally:
+            await asyncio.sleep(0)
+            seen.append("cleaned up")
+
+    async def next_work() -> str:
+        return "next"
+
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(work())
+    assert seen == ["cleaned up"]
+    assert runner.run(next_work()) == "next"
+    runner.close()
+
+
+def test_iterate_closes_what_it_iterates() -> None:
+    runner = Runner(NOWHERE)
+    seen: list[str] = []
+
+    async def numbers() -> AsyncIterator[int]:
+        try:
+            for number in range(10):
+                yield number
+        finally:
+            await asyncio.sleep(0)
+            seen.append("closed")
+
+    items = runner.iterate(numbers())
+    assert [next(items), next(items)] == [0, 1]
+    items.close()
+    assert seen == ["closed"]
+    assert list(runner.iterate(numbers())) == list(range(10))
+    runner.close()
+    runner.close()  # again is nothing
+
+
+def test_runner_is_kept_for_each_setting(shared_server: NatsServer) -> None:
+    here = ConnectionSettings(servers=(shared_server.url,))
+    runner = cached_runner(here)
+    assert cached_runner(here) is runner
+    assert cached_runner(NOWHERE) is not runner
+    first = runner.run(runner.connection.connection())
+    assert runner.run(runner.connection.connection()) is first
+    close_cached_runners()
+    assert first.client.is_closed
+    assert cached_runner(here) is not runner
+    close_cached_runners()

@@ -1,11 +1,32 @@
-"""Options of writing: defaults, contradictions, and what to write instead."""
+"""Options of writing; errors name settings in asyncio programs, options in Spark, else flags."""
 
 from __future__ import annotations
 
+import ast
+import dataclasses
+import pickle
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
-from nats_stream_source.errors import ConfigurationError, OptionError
+from nats_stream_source.cli.options import error_text
+from nats_stream_source.connection.settings import ConnectionSettings
+from nats_stream_source.errors import (
+    ConfigurationError,
+    ConnectError,
+    DataLossError,
+    KeyDeletedError,
+    NatsSourceError,
+    OptionError,
+    PermissionDeniedError,
+    RequestTimeoutError,
+)
 from nats_stream_source.jetstream.kv.codec import KvCodec
+from nats_stream_source.jetstream.subjects import api_prefix, validate_filters
+from nats_stream_source.options import CONNECTION, KV, STREAM
+from nats_stream_source.options.table import add_option_hints, option_hints, option_names
 from nats_stream_source.options.writing import (
     KvWriteOptions,
     MessageId,
@@ -15,6 +36,8 @@ from nats_stream_source.options.writing import (
     stream_write_options,
     without_query_options,
 )
+from nats_stream_source.spark.runner import Runner
+from tests.support.paths import ROOT
 
 SERVER = {"servers": "nats://127.0.0.1:4222"}
 
@@ -79,6 +102,8 @@ def test_stream_to_create() -> None:
 
 
 CREATE = {"ifMissing": "create"}
+
+
 BAD_KV = [
     ({"bucket": "a,b"}, "is a list, expected one name"),
     ({"bucket": "a.b"}, "is not a bucket name"),
@@ -108,6 +133,8 @@ BAD_KV = [
     ({"includeRawKey": "true"}, "a column 'raw_key' of the DataFrame is ignored"),
     ({"checkpointlocation": "/tmp/x"}, r"an option of df\.writeStream"),
 ]
+
+
 BAD_STREAM = [
     ({"stream": "a b"}, "is not a stream's name"),
     ({"bucket": "b"}, r"write format\('nats_kv'\)"),
@@ -142,3 +169,169 @@ def test_names_are_required() -> None:
 
 def test_options_of_query_are_not_those_of_sink() -> None:
     assert without_query_options({**SERVER, "checkpointlocation": "/tmp/x"}) == SERVER
+
+
+NAMES = option_names(CONNECTION + KV + STREAM)
+
+
+# -- the layers below the options ------------------------------------------------------------------
+
+PACKAGE = ROOT / "nats_stream_source"
+
+
+FOLDERS = [
+    folder.relative_to(PACKAGE).as_posix()
+    for layer in ("wire", "aio", "connection", "jetstream")
+    for folder in sorted({path.parent for path in (PACKAGE / layer).rglob("*.py")})
+]
+
+
+# Names in camel case: the others are also words, and names of settings.
+CAMEL_CASE = {
+    option.name for option in CONNECTION + KV + STREAM if option.name.lower() != option.name
+}
+
+
+def literals(path: Path) -> Iterator[tuple[int, str]]:
+    """The string literals of a module, docstrings included."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_layers_below_options_name_none(folder: str) -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in sorted((PACKAGE / folder).glob("*.py"))
+        for line, text in literals(path)
+        for name in [*CAMEL_CASE, "option '", "options '"]
+        if name in text
+    ]
+    assert not found, "\n".join(found)
+
+
+def in_python(servers: str = "nats://h:1", **settings: str) -> NatsSourceError:
+    with pytest.raises(NatsSourceError) as caught:
+        ConnectionSettings((servers,), **settings).validate()
+    return caught.value
+
+
+def test_asyncio_errors_name_settings() -> None:
+    error = in_python(tls_cert_file="/c")
+    assert "'tls_cert_file' and 'tls_key_file' belong together" in str(error)
+    assert error.settings == ("tls_cert_file", "tls_key_file")
+    with pytest.raises(ConfigurationError, match="'api_prefix' and 'domain'"):
+        api_prefix("a", "b")
+    with pytest.raises(ConfigurationError, match=r"in 'keys'$"):
+        validate_filters(["a.*", "a.b"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"inbox_prefix": "i" * 4090},
+            "'inbox_prefix' has 4,090 bytes, .* together 4,097, expected at most 3,896",
+        ),
+        (
+            {"inbox_prefix": "i" * 200, "api_prefix": "é" * 2000},
+            "'api_prefix' has 4,000 bytes, .* together 4,200, expected at most 3,896",
+        ),
+        (
+            {"inbox_prefix": "é" * 2030},
+            "'inbox_prefix' is 'éééé.*', expected a subject: tokens",
+        ),
+        ({"consumer_prefix": "é" * 201}, "'consumer_prefix' has 402 bytes, expected at most 200"),
+        ({"consumer_prefix": "a.b"}, "'consumer_prefix' is 'a.b', expected one token"),
+    ],
+)
+def test_prefixes_that_servers_do_not_accept(settings: dict[str, str], message: str) -> None:
+    error = in_python(**settings)
+    assert re.match(message, str(error))
+    assert len(str(error)) < 300
+    assert error.settings[0] in message
+
+
+# -- translation -----------------------------------------------------------------------------------
+
+LOST = "; set option 'failOnDataLoss' to 'false' to continue without the lost messages"
+
+
+@pytest.mark.parametrize(
+    ("error", "in_spark", "in_cli"),
+    [
+        (
+            ConnectError("not within 1 s ('connect_timeout')", settings=["connect_timeout"]),
+            " (option 'connectTimeout')",
+            " (--connect-timeout)",
+        ),
+        (RequestTimeoutError("of a class"), " (option 'requestTimeout')", " (--request-timeout)"),
+        (
+            PermissionDeniedError("change 'api_prefix'", settings=["inbox_prefix", "api_prefix"]),
+            " (options 'inboxPrefix' or 'apiPrefix')",
+            " (--inbox-prefix or --api-prefix)",
+        ),
+        (RequestTimeoutError("no setting", settings=()), "", ""),
+        (NatsSourceError("no option", settings=["heartbeat"]), "", ""),
+        (
+            NatsSourceError("no flag", settings=["include_history"]),
+            " (option 'includeHistory')",
+            "",
+        ),
+        (DataLossError("3 messages were removed"), LOST, ""),
+        (DataLossError("removed; failOnDataLoss=false continues"), "", ""),
+    ],
+    ids=str,
+)
+def test_names_of_settings_are_appended_once(
+    error: NatsSourceError, in_spark: str, in_cli: str
+) -> None:
+    text = str(error)
+    assert error_text(error, {}) == text + in_cli
+    error = pickle.loads(pickle.dumps(error))
+    for _ in range(2):
+        add_option_hints(error, NAMES)
+        assert str(error) == text + in_spark
+
+
+def test_options_in_text_become_flags() -> None:
+    error = OptionError("options 'user' and 'password' belong together")
+    assert error_text(error, {}) == "--user and --password belong together"
+    add_option_hints(error, NAMES)
+    assert str(error) == "options 'user' and 'password' belong together"
+
+
+def test_error_keeps_all_but_its_text() -> None:
+    error = KeyDeletedError("deleted", 7, "DEL", settings=["request_timeout"])
+    with pytest.raises(KeyDeletedError) as caught, option_hints(NAMES):
+        raise error
+    assert caught.value is error
+    assert (error.revision, error.operation) == (7, "DEL")
+    assert (error.code, error.err_code) == (404, 10037)
+    assert str(error) == "deleted (option 'requestTimeout')"
+
+
+def test_spark_errors_name_options() -> None:
+    runner = Runner(ConnectionSettings(("nats://127.0.0.1:1",), connect_timeout=0.2))
+    try:
+        with pytest.raises(ConnectError, match=r"within 0.2 s .*\(option 'connectTimeout'\)$"):
+            runner.run(runner.connection.connection())
+
+        async def fails() -> None:
+            raise RequestTimeoutError("no response")
+
+        with pytest.raises(RequestTimeoutError, match=r" \(option 'requestTimeout'\)$"):
+            runner.plan(fails)
+    finally:
+        runner.close()
+
+
+# -- the table -------------------------------------------------------------------------------------
+
+
+def test_connection_options_are_settings() -> None:
+    fields = {field.name for field in dataclasses.fields(ConnectionSettings)}
+    options = {option.setting for option in CONNECTION}
+    assert options - fields == {"domain"}  # sets api_prefix
+    assert fields - options == set()

@@ -19,7 +19,6 @@ from pyspark.sql.functions import expr
 from nats_stream_source import lookup
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import (
-    BucketNotFoundError,
     ConfigurationError,
     ConnectError,
     MinLastSequenceError,
@@ -214,11 +213,6 @@ def test_permissions(tmp_path: Path) -> None:
         with pytest.raises(PermissionDeniedError, match=r"STREAM\.INFO\.KV_fleet"):
             rows(batch("a"), lookup=task(server.url, "fleet", user="few", password="p"))
         close_cached_runners()
-
-
-def test_missing_bucket(shared_server: NatsServer) -> None:
-    with pytest.raises(BucketNotFoundError, match="'none' does not exist on nats://127"):
-        rows(batch("k"), lookup=task(shared_server.url, "none"))
 
 
 def test_server_restarts_between_batches(nats_server: NatsServer) -> None:

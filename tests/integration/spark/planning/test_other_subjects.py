@@ -49,18 +49,14 @@ def test_source_without_transform_is_reported(
     assert "subject transform to $KV.b.>" in record.getMessage()
 
 
-def create_with_further_subject(url: str) -> None:
-    create_bucket(url, "b", subjects=["$KV.b.>", "other.>"])
-    put_many(url, "b", [("own", b"1")])
-    publish(url, [("other.1", b"2", None), ("other.2", b"3", None)])
-
-
 @pytest.mark.parametrize("mirrored", [False, True], ids=["bucket", "mirror"])
 def test_further_subject_is_reported(
     nats_server: NatsServer, caplog: pytest.LogCaptureFixture, mirrored: bool
 ) -> None:
     url, bucket = nats_server.url, "m" if mirrored else "b"
-    create_with_further_subject(url)
+    create_bucket(url, "b", subjects=["$KV.b.>", "other.>"])
+    put_many(url, "b", [("own", b"1")])
+    publish(url, [("other.1", b"2", None), ("other.2", b"3", None)])
     if mirrored:
         make_mirror(url, "KV_m", "KV_b", max_msgs_per_subject=1)
     assert len(read_batch(url, bucket=bucket)) == 1

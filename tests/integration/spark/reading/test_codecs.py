@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from datetime import datetime, timezone
 from typing import Any
 
 import pytest
@@ -67,18 +66,6 @@ def test_filters(url: str) -> None:
     ] == ["/north/user:2", "/other/Ω"]
     assert read_batch(url, bucket="north", keys="/south/>", **CODECS) == []
     assert len(read_batch(url, bucket="north", keys=">", **CODECS)) == 4
-
-
-def test_time_travel(url: str) -> None:
-    for revision in range(1, 9):
-        expected = {f"/north/user:{i % 3}": b"%d" % i for i in range(min(revision, 6))}
-        expected |= {"/other/Ω": b"\xff"} if revision > 6 else {}
-        expected |= {"/north/user:1": None} if revision > 7 else {}
-        rows = read_batch(url, bucket="north", asOfSequence=revision, **CODECS)
-        assert {row["key"]: row["value"] for row in rows} == expected
-    now = datetime.now(timezone.utc).isoformat()
-    rows = read_batch(url, bucket="north", asOfTime=now, **CODECS)
-    assert len(rows) == 4
 
 
 def test_several_buckets(url: str) -> None:

@@ -131,17 +131,6 @@ def test_beginnings(shared_server: NatsServer, name: str, case: str, storage: st
         assert sequences(of_some + filtered.read_new()) == expected_of_some
 
 
-def test_start_time(shared_server: NatsServer, name: str) -> None:
-    url = shared_server.url
-    create_stream(url, name)
-    fill(url, name, 6)
-    times = [api(url, f"STREAM.MSG.GET.{name}", {"seq": i})["message"]["time"] for i in range(1, 7)]
-    assert sequences(read(url, name, startTime=times[3])) == [4, 5, 6]
-    assert sequences(read(url, name, startTime="2020-01-01T00:00:00+01:00")) == [1, 2, 3, 4, 5, 6]
-    erase(url, name, 4)
-    assert sequences(read(url, name, startTime=times[3])) == [5, 6]
-
-
 def test_looked_up(shared_server: NatsServer, name: str) -> None:
     url = shared_server.url
     create_stream(url, name, f"{name}.a.>", f"{name}.b")
@@ -149,7 +138,7 @@ def test_looked_up(shared_server: NatsServer, name: str) -> None:
     assert sequences(read(url, None, subject=f"{name}.a.1")) == [1]
     assert sequences(read(url, None, subject=f"{name}.*")) == [2]
     assert sequences(read(url, None, subject=f"{name}.>")) == [1, 2]
-    with pytest.raises(NoMatchingStreamError, match="no stream has it") as none:
+    with pytest.raises(NoMatchingStreamError, match="no stream has it, expected one") as none:
         read(url, None, subject=f"{name}.c")
     assert "'stream'" in str(none.value)
     create_stream(url, f"{name}X", f"{name}.x")
@@ -168,27 +157,14 @@ def test_query_stays_with_its_stream(shared_server: NatsServer, name: str) -> No
     api(url, f"STREAM.UPDATE.{name}", {"name": name, "subjects": [f"{name}.2"]})
     create_stream(url, f"{name}B", f"{name}.1")
     with (
-        pytest.raises(OffsetError, match=f"of stream {name}, the query reads {name}B"),
+        pytest.raises(
+            OffsetError, match=f"of stream {name}, .* reads {name}B .*'stream' and 'subject'"
+        ),
         new_query(url, offset=offset, subject=f"{name}.1") as query,
     ):
         query.read_new()
     with new_query(url, stream=name, offset=offset, filterSubjects=f"{name}.1") as query:
         assert query.read_new() == []
-
-
-def test_filters(shared_server: NatsServer, name: str) -> None:
-    url = shared_server.url
-    create_stream(url, name)
-    publish(url, [(f"{name}.{one}", b"", None) for one in ("a", "a.b", "c.d", "a", "e.f.g")])
-    for filters, expected in {
-        f"{name}.a": [1, 4],
-        f"{name}.*": [1, 4],
-        f"{name}.*.*, {name}.a": [1, 2, 3, 4],
-        f"{name}.>": [1, 2, 3, 4, 5],
-        ">": [1, 2, 3, 4, 5],
-        f"{name}.never": [],
-    }.items():
-        assert sequences(read(url, name, filterSubjects=filters)) == expected, filters
 
 
 def test_stream_subjects_changed(shared_server: NatsServer, name: str) -> None:

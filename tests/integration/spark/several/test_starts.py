@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import OptionError
-from tests.support.nats.buckets import api, create_bucket, publish, put, put_many
+from tests.support.nats.buckets import api, create_bucket, publish, put_many
 from tests.support.nats.streams import create_stream
 from tests.support.query_driver.batch import batch_reader, read_batch, tasks_of
 from tests.support.query_driver.driver import new_query, sequences_by_stream
@@ -170,17 +170,6 @@ def test_strategy_error_and_empty_stream(url: str) -> None:
     options = {"stream": "E", "startTime": _time(url, "A", 1), "startTimeStrategy": "error"}
     with new_query(url, **options) as query, pytest.raises(OptionError, match="stream E is empty"):
         query.read_sequences()
-
-
-def test_put_after_late_start_of_bucket(nats_server: NatsServer) -> None:
-    url = nats_server.url
-    create_bucket(url, "a")
-    put(url, "a", "k", b"1")
-    options = {"bucket": "a", "startTime": FUTURE, "startTimeStrategy": "latest"}
-    with new_query(url, **options) as query:
-        assert query.read_sequences() == {}
-        put(url, "a", "k", b"2")
-        assert query.read_sequences() == {"a": [2]}
 
 
 @pytest.fixture

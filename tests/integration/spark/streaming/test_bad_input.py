@@ -11,20 +11,18 @@ import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
-from nats_stream_source.embedded import NatsServer, free_port
+from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import (
     JetStreamNotEnabledError,
-    NoMatchingStreamError,
     OffsetError,
     StreamNotFoundError,
 )
 from tests.support.nats.buckets import create_bucket, publish, put
 from tests.support.nats.streams import create_stream
-from tests.support.query_driver.driver import OffsetJson, new_query, sequences
+from tests.support.query_driver.driver import new_query, sequences
 from tests.support.spark.scenario import (
     Action,
     Create,
-    Do,
     ExpectError,
     Put,
     Run,
@@ -71,10 +69,6 @@ def assert_told(text: str, fragments: tuple[str, ...]) -> None:
     assert SECRET not in text
 
 
-def test_names_of_options_are_case_insensitive(scene: Scene) -> None:
-    play(scene, Create(), Do(lambda scene: read(scene, {"MAXROWSPERTRIGGER": 5, "KEYS": "a"})))
-
-
 # -- the server and what is on it ---------------------------------------------------------------
 
 
@@ -86,14 +80,6 @@ def fails(error: str, *fragments: str, options: dict[str, Any] | None = None) ->
 def test_bucket_missing(scene: Scene) -> None:
     what = f"bucket '{scene.bucket}' does not exist on {scene.url}"
     play(scene, fails("BucketNotFoundError", what, "check 'bucket', 'servers' and 'domain'"))
-    assert scene.offsets() == []
-
-
-def test_port_is_closed(scene: Scene) -> None:
-    place = f"nats://127.0.0.1:{free_port()}"
-    options = {"servers": place, "connectTimeout": 1}
-    what = f"could not connect to {place} within 1 s ('connect_timeout')"
-    play(scene, fails("ConnectError", what, "(option 'connectTimeout')", options=options))
     assert scene.offsets() == []
 
 
@@ -214,13 +200,6 @@ def test_stream_missing(shared_server: NatsServer) -> None:
     ):
         query.read_new()
     with (
-        pytest.raises(
-            NoMatchingStreamError, match=r"of subject 'nowhere\.>': no stream has it, expected one"
-        ),
-        new_query(shared_server.url, subject="nowhere.>") as query,
-    ):
-        query.read_new()
-    with (
         pytest.raises(JetStreamNotEnabledError, match="options 'domain' or 'apiPrefix'"),
         new_query(shared_server.url, stream="S", domain="no", connectTimeout=1) as query,
     ):
@@ -228,44 +207,6 @@ def test_stream_missing(shared_server: NatsServer) -> None:
 
 
 # -- checkpoints ----------------------------------------------------------------------------------
-
-
-def offset_of(url: str, name: str, **options: Any) -> OffsetJson:
-    """Where a query stands that has read all."""
-    with new_query(url, stream=name, **options) as query:
-        query.read_new()
-        return query.offset
-
-
-def refused(url: str, name: str, offset: OffsetJson, text: str, **options: Any) -> None:
-    """A query cannot resume from the offset; the right query can, and has every row."""
-    with (
-        pytest.raises(OffsetError, match=text),
-        new_query(url, stream=name, offset=offset, **options) as query,
-    ):
-        query.read_new()
-
-
-def test_checkpoints_of_other_queries(shared_server: NatsServer, name: str) -> None:
-    url, some = shared_server.url, f"{name}.a"
-    offset = offset_of(url, name)
-    refused(
-        url,
-        name,
-        {**offset, "stream": "OTHER"},
-        f"of stream OTHER, the query reads {name} .*'stream' and 'subject'.*another checkpoint",
-    )
-    refused(
-        url,
-        name,
-        offset,
-        rf"filterSubjects=\(all\), the query has filterSubjects={some}, .*the same option",
-        filterSubjects=some,
-    )
-    refused(url, name, offset_of(url, name, filterSubjects=some), f"filterSubjects={some}, the")
-    publish(url, [(some, b"", None)])
-    with new_query(url, stream=name, offset=offset) as query:
-        assert sequences(query.read_new()) == [6]
 
 
 def test_looked_up_subject_is_filter(shared_server: NatsServer, name: str) -> None:
@@ -276,6 +217,11 @@ def test_looked_up_subject_is_filter(shared_server: NatsServer, name: str) -> No
     with (
         pytest.raises(OffsetError, match=f"subject={some}, the query has subject={name}.b"),
         new_query(url, offset=offset, subject=f"{name}.b") as query,
+    ):
+        query.read_new()
+    with (
+        pytest.raises(OffsetError, match=rf"={some}, the query has filterSubjects=\(all\), .*same"),
+        new_query(url, offset=offset, stream=name) as query,
     ):
         query.read_new()
     with new_query(url, stream=name, offset=offset, filterSubjects=some) as query:

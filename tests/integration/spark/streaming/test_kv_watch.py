@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.support.nats.buckets import api, bucket_info, bucket_state
+from tests.support.nats.buckets import api, bucket_info
 from tests.support.nats.topology import (
     ADR19_API_PREFIX,
     ADR19_INBOX_PREFIX,
@@ -25,7 +25,6 @@ from tests.support.nats.topology import (
 from tests.support.spark.scenario import (
     Create,
     Delete,
-    Do,
     ExpectInitialThrough,
     ExpectNoConsumers,
     ExpectRows,
@@ -40,7 +39,6 @@ from tests.support.spark.scenario import (
     play,
     read,
 )
-from tests.support.wait import wait_until
 
 # Revisions:   1 a=1   2 b=1   3 a=2   4 DEL c   5 PURGE b (takes 2 away)
 HISTORY = (Put("a", "1"), Put("b", "1"), Put("a", "2"), Delete("c"), Purge("b"))
@@ -289,13 +287,6 @@ def test_rows_are_complete(scene: Scene) -> None:
     assert len(scene.rows[4].value) == 300_000
 
 
-def expired(scene: Scene) -> None:
-    """Wait for the server's marker."""
-    wait_until(
-        lambda: bucket_state(scene.url, scene.bucket)["last_seq"] == 3, "the marker", deadline=600
-    )
-
-
 def message(scene: Scene, revision: int) -> dict[str, Any]:
     answer = api(scene.url, f"STREAM.MSG.GET.KV_{scene.bucket}", {"seq": revision})
     return dict(answer["message"])
@@ -305,21 +296,6 @@ def microseconds(text: str) -> datetime:
     """A server's time, floored to microseconds, as ``collect()`` gives it in a UTC session."""
     seconds, _, fraction = text.removesuffix("Z").partition(".")
     return datetime.fromisoformat(seconds) + timedelta(microseconds=int(fraction[:6].ljust(6, "0")))
-
-
-def test_expired_key_is_purge(scene: Scene) -> None:
-    """A key that the server removes for its age leaves a marker of the server's own."""
-    config = {"allow_msg_ttl": True, "subject_delete_marker_ttl": 60_000_000_000}
-    play(
-        scene,
-        Create(1, config),
-        Put("stays", "1"),
-        Put("expires", "1", {"Nats-TTL": "1s"}),
-        Do(expired),
-        Run(),
-        ExpectRows("1 PUT stays=1 initial", "3 PURGE expires initial"),
-    )
-    assert b"MaxAge" in base64.b64decode(message(scene, 3)["hdrs"])
 
 
 Place = tuple[str, dict[str, str]]

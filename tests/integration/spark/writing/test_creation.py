@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.errors import ApiError, ConfigurationError, OptionError
+from nats_stream_source.errors import ApiError, ConfigurationError
 from nats_stream_source.options.writing import kv_write_options, stream_write_options
 from nats_stream_source.spark.writing.target import prepare_target
 from tests.support.nats.buckets import api
@@ -149,12 +149,6 @@ def test_creation_where_no_server_has_tags(cluster: Cluster) -> None:
         create(cluster.url, "bucket", placementTags="none")
     assert refused.value.err_code == 10005
     create(cluster.url, "bucket", placementCluster="test", replicas="3")
-
-
-@pytest.mark.parametrize("name", CREATED)
-def test_option_of_creation_without_ifmissing(name: str) -> None:
-    with pytest.raises(OptionError, match=f"'{name}' has no effect without ifMissing=create"):
-        kv_write_options({"servers": "nats://x", "bucket": "b", name: CREATED[name]})
 
 
 @pytest.mark.parametrize("target", ["bucket", "stream"])
