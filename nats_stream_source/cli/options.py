@@ -37,7 +37,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from nats_stream_source.connection.server_url import ServerUrl, UserInfo
+from nats_stream_source.connection.settings import ServerUrl, UserInfo
 from nats_stream_source.errors import ConfigurationError, NatsSourceError, OptionError
 from nats_stream_source.options import CONNECTION, KV, STREAM, Option
 from nats_stream_source.options.table import names_of_settings, setting_of

@@ -18,11 +18,9 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from nats_stream_source.aio.tasks import cancel_and_wait, run_to_completion
-from nats_stream_source.connection.authentication import Authentication
-from nats_stream_source.connection.connect_failures import ConnectFailures
+from nats_stream_source.connection.authentication import Authentication, ConnectFailures
 from nats_stream_source.connection.control_line import ControlLine
 from nats_stream_source.connection.inbox import Inbox
-from nats_stream_source.connection.liveness import responds
 from nats_stream_source.connection.nats_py.handshake import (
     Reconnects,
     apply_patches,
@@ -32,8 +30,13 @@ from nats_stream_source.connection.nats_py.handshake import (
     verify_info,
 )
 from nats_stream_source.connection.nats_py.server_pool import spread_attempts
-from nats_stream_source.connection.nats_py.socket_tap import abort, open_inbox, tapped_client
-from nats_stream_source.connection.nats_py.socket_writer import SocketWriter
+from nats_stream_source.connection.nats_py.socket_tap import (
+    SocketWriter,
+    abort,
+    open_inbox,
+    read_count,
+    tapped_client,
+)
 from nats_stream_source.connection.permissions import DeniedSubjects
 from nats_stream_source.connection.settings import ConnectionSettings
 from nats_stream_source.errors import (
@@ -254,7 +257,30 @@ class Connection:
             max_wait: wait up to this many seconds as long as something is received every
                 ``timeout`` seconds: on a slow line much data may precede the PONG.
         """
-        return await responds(self.client, self._offline, timeout, max_wait)
+        client = self.client
+        limit = max(timeout, max_wait)
+        ping = asyncio.ensure_future(client.rtt(limit))  # type: ignore[arg-type]
+        # nats-py drops the pending PINGs when it reconnects, so their PONGs never arrive.
+        offline = asyncio.ensure_future(self._offline.wait())
+        try:
+            while True:
+                before = read_count(client)
+                done, _ = await asyncio.wait(
+                    {ping, offline}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+                )
+                if done or not max_wait or read_count(client) == before:
+                    break
+            if not ping.done():
+                return False
+            ping.result()
+        except (nats.errors.Error, OSError, AttributeError, AssertionError):
+            # The last two: nats-py does not have a transport between two attempts to reconnect.
+            return False
+        finally:
+            for task in (ping, offline):
+                task.cancel()
+            await asyncio.gather(ping, offline, return_exceptions=True)
+        return True
 
     async def wait_connected(self, seconds: float, waited: float = 0.0) -> None:
         """Return once the client is connected; ``waited`` of the ``seconds`` have passed.

@@ -22,8 +22,8 @@ from typing import Any, TypeVar
 
 from nats_stream_source.aio.tasks import wait_cancellable
 from nats_stream_source.connection.control_line import ControlLine
-from nats_stream_source.connection.liveness import PONG_TIMEOUT
 from nats_stream_source.connection.nats_py.handshake import TOO_LONG
+from nats_stream_source.connection.settings import PONG_TIMEOUT
 from nats_stream_source.errors import NatsSourceError, PermissionDeniedError
 from nats_stream_source.logs import field_logger
 

@@ -29,8 +29,7 @@ import nats.errors
 
 from nats_stream_source.aio.tasks import MAX_CONCURRENT, gather_limited, run_to_completion
 from nats_stream_source.connection.connection import Connection
-from nats_stream_source.connection.server_url import split_list
-from nats_stream_source.connection.settings import ConnectionSettings
+from nats_stream_source.connection.settings import ConnectionSettings, split_list
 from nats_stream_source.err_codes import (
     ACK_PENDING_WITHOUT_ACKS,
     INACTIVE_THRESHOLD_EXCEEDS_LIMIT,
@@ -58,8 +57,12 @@ from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import api_prefix as api_prefix_of
 from nats_stream_source.jetstream.subjects import is_literal
 from nats_stream_source.jetstream.times import nanoseconds
-from nats_stream_source.wire.consumer.deliveries import Deliveries
-from nats_stream_source.wire.encode import Delivery, add_size_header, encode_deliveries
+from nats_stream_source.wire.consumer.deliveries import (
+    Deliveries,
+    Delivery,
+    add_size_header,
+    encode_deliveries,
+)
 
 _BY_CODE: dict[int, type[ApiError]] = {
     error.err_code: error

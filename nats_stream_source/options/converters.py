@@ -14,14 +14,14 @@ from enum import Enum
 from typing import Any, Generic, TypeVar
 
 from nats_stream_source.errors import ProtocolError
-from nats_stream_source.jetstream.times import LONGEST_DURATION, nanoseconds
-from nats_stream_source.options.start_position import START_WORDS, DeliverPolicy, StartPosition
-from nats_stream_source.wire.codec import (
+from nats_stream_source.jetstream.kv.codec import (
     KEY_CODECS,
     VALUE_CODECS,
     Chain,
     parse_chain,
 )
+from nats_stream_source.jetstream.times import LONGEST_DURATION, nanoseconds
+from nats_stream_source.options.start_position import START_WORDS, DeliverPolicy, StartPosition
 
 T = TypeVar("T")
 

@@ -44,7 +44,7 @@ from nats.aio.client import DEFAULT_BUFFER_SIZE, Client, Srv
 from nats.aio.transport import TcpTransport, WebSocketTransport
 
 from nats_stream_source.connection.nats_py.handshake import close_transport
-from nats_stream_source.connection.server_url import WEBSOCKET, ServerUrl, UserInfo, tls_name
+from nats_stream_source.connection.settings import WEBSOCKET, ServerUrl, UserInfo, tls_name
 
 _NEXT_ADDRESS = 0.25  # seconds; the delay that RFC 8305 recommends
 _MIN_ATTEMPT = 1.0  # seconds for each step of connecting to one server, also a distant one

@@ -256,7 +256,13 @@ class DirectGet:
             ServerTooOldError: ``up_to_time`` requires nats-server 2.11.
             DataLossError: the stream was re-created or rolled back during the read.
         """
-        names = _validate_subjects(subjects)
+        names = (subjects,) if isinstance(subjects, str) else subjects
+        if not isinstance(names, Iterable) or not (names := tuple(names)):
+            raise BadRequestError(
+                f"invalid multi-subject request: subjects are {subjects!r}, expected one or more"
+            )
+        for name in names:
+            _validate_subject(name)
         if up_to_seq is not None and up_to_time is not None:
             raise BadRequestError(
                 "invalid multi-subject request: 'up_to_seq' and 'up_to_time' exclude each other"
@@ -341,19 +347,6 @@ def _validate_subject(subject: object) -> None:
         validate_subject_filter(subject)  # type: ignore[arg-type]
     except InvalidNameError as error:
         raise BadRequestError(f"invalid subject {subject!r}: {error}") from None
-
-
-def _validate_subjects(subjects: object) -> tuple[str, ...]:
-    """The subjects of a multi-subject request; BadRequestError if one is invalid, or none given."""
-    if isinstance(subjects, str):
-        subjects = (subjects,)
-    if not isinstance(subjects, Iterable) or not (names := tuple(subjects)):
-        raise BadRequestError(
-            f"invalid multi-subject request: subjects are {subjects!r}, expected one or more"
-        )
-    for name in names:
-        _validate_subject(name)
-    return names
 
 
 def _validate_time(name: str, value: object) -> str:

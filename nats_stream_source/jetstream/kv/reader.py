@@ -131,7 +131,16 @@ class ReadOnlyKeyValue:
         """
         raw_key = self.bucket.codec.raw_key(key)
         self._validate_min_last_revision(min_last_revision)
-        return self._require_value(await self._last_entry(key, raw_key, min_last_revision))
+        subject = self.bucket.prefix + raw_key
+        try:
+            with (
+                bucket_errors(self.jetstream, self.name),
+                encoded_name("key", key, encoded=raw_key != key),
+            ):
+                message = await self._direct_get.last(subject, min_last_seq=min_last_revision)
+        except MessageNotFoundError:
+            raise self._not_found(key, "entry") from None
+        return self._require_value(entry_from_message(message, self.bucket))
 
     async def get_revision(
         self, key: str, revision: int, *, min_last_revision: int | None = None
@@ -175,7 +184,11 @@ class ReadOnlyKeyValue:
         entries = await self._entries(self._reader(info, end, subjects)) if end else []
         if end and (not entries or entries[-1].revision != end):
             # Superseded before the read: the remaining entries and the current last one.
-            entries += await self._last_entry_after(raw_key, end)
+            last = await self.jetstream.message(
+                self.bucket.stream, last_by_subj=self.bucket.prefix + raw_key
+            )
+            if last is not None and last.seq > end:
+                entries.append(entry_from_message(last, self.bucket))
         if not entries:
             raise self._not_found(key, "entry")
         return self._decoded(
@@ -277,27 +290,6 @@ class ReadOnlyKeyValue:
 
     def _validate_min_last_revision(self, revision: object) -> None:
         validate_optional_revision(f"read bucket {self.name!r}", "min_last_revision", revision)
-
-    async def _last_entry(self, key: str, raw_key: str, min_last_revision: int | None) -> Entry:
-        """The key's last entry, also a marker; KeyNotFoundError without an entry."""
-        subject = self.bucket.prefix + raw_key
-        try:
-            with (
-                bucket_errors(self.jetstream, self.name),
-                encoded_name("key", key, encoded=raw_key != key),
-            ):
-                message = await self._direct_get.last(subject, min_last_seq=min_last_revision)
-        except MessageNotFoundError:
-            raise self._not_found(key, "entry") from None
-        return entry_from_message(message, self.bucket)
-
-    async def _last_entry_after(self, raw_key: str, revision: int) -> list[Entry]:
-        """The leader's last entry of the key, if it is newer than ``revision``."""
-        stream, subject = self.bucket.stream, self.bucket.prefix + raw_key
-        message = await self.jetstream.message(stream, last_by_subj=subject)
-        if message is None or message.seq <= revision:
-            return []
-        return [entry_from_message(message, self.bucket)]
 
     def _not_found(self, key: str, missing: str) -> KeyNotFoundError:
         return KeyNotFoundError(

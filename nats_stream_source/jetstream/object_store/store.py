@@ -1,7 +1,7 @@
 """An object store: large values in chunks, with read-after-write (ADR-53, "Object Store").
 
-Messages have the format of NATS's own clients (ADR-20; see ``info.py``), so objects of any of them
-can be read here and objects written here can be read by them. Reads are in ``reader.py``. Writes:
+Messages have the format of NATS's own clients (ADR-20), so objects of any of them can be read here
+and objects written here can be read by them. Reads are in ``reader.py``. Writes:
 
 - The chunks are published with many pending PubAcks, then the meta message. Then the chunks of the
   old object are removed. A write that fails before the meta message was sent leaves nothing behind.
@@ -37,15 +37,15 @@ from nats_stream_source.errors import (
     WrongLastSequenceError,
 )
 from nats_stream_source.jetstream.api import JetStream
-from nats_stream_source.jetstream.object_store.info import (
+from nats_stream_source.jetstream.object_store.reader import (
     CHUNK_SIZE,
     Digest,
     ObjectInfo,
+    ObjectReader,
     all_meta_subject,
     chunk_subject,
     meta_subject,
 )
-from nats_stream_source.jetstream.object_store.reader import ObjectReader
 from nats_stream_source.jetstream.publish.pub_ack import (
     EXPECTED_LAST_SUBJECT_SEQUENCE,
     ROLLUP,

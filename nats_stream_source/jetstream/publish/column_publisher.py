@@ -29,8 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nats_stream_source.connection.inbox import Inbox
-from nats_stream_source.connection.liveness import PONG_TIMEOUT
 from nats_stream_source.connection.permissions import denied_error
+from nats_stream_source.connection.settings import PONG_TIMEOUT
 from nats_stream_source.errors import (
     AckLostError,
     AckTimeoutError,

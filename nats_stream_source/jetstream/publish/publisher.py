@@ -26,7 +26,7 @@ import nats.errors
 
 from nats_stream_source.connection.connection import Connection
 from nats_stream_source.connection.inbox import Inbox
-from nats_stream_source.connection.liveness import PONG_TIMEOUT
+from nats_stream_source.connection.settings import PONG_TIMEOUT
 from nats_stream_source.errors import (
     AckTimeoutError,
     ApiError,

@@ -27,7 +27,7 @@ from typing import TypeVar
 from nats_stream_source.aio.tasks import run_to_completion
 from nats_stream_source.connection.connection import Connection
 from nats_stream_source.connection.inbox import Inbox
-from nats_stream_source.connection.liveness import PONG_TIMEOUT
+from nats_stream_source.connection.settings import PONG_TIMEOUT
 from nats_stream_source.err_codes import CONSUMER_NAME_IN_USE
 from nats_stream_source.errors import (
     ApiError,

@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 
 import nats.errors
 
-from nats_stream_source.connection.liveness import PONG_TIMEOUT
+from nats_stream_source.connection.settings import PONG_TIMEOUT
 from nats_stream_source.errors import (
     AckError,
     ConflictStatusError,

@@ -3,7 +3,7 @@
 An :class:`Intake` belongs to one range. It separates deliveries from status messages, passes their
 numbers to the cursor (``cursor.py``, which has the table of all transitions), selects the rows that
 the range has, holds back initial values behind a missing one (``last_per_subject.py``), and
-collects batches of bounded size (``batches.py``).
+collects batches of bounded size (:class:`Batcher`).
 
 Its inputs are frames (:meth:`Intake.feed`) and what the reader does or observes: a consumer was
 created or lost, nothing was received for a moment, a reply has arrived. The reader has the timers,
@@ -17,6 +17,7 @@ at the end: while the reader's caller processes one, no reply to a received requ
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -25,7 +26,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nats_stream_source.wire.columns import within
-from nats_stream_source.wire.consumer.batches import Batcher
 from nats_stream_source.wire.consumer.cursor import Cursor, CursorAction, Rebuild
 from nats_stream_source.wire.consumer.deliveries import Deliveries, other_frames
 from nats_stream_source.wire.consumer.last_per_subject import HeldRows
@@ -34,6 +34,8 @@ from nats_stream_source.wire.framing.frames import Frames
 from nats_stream_source.wire.headers import parse_headers
 
 _MAX_HELD_BYTES = 64 << 20  # of the initial values behind a missing one
+_LARGE_ENOUGH = 256 << 10  # bytes of a batch that may end at a buffer border
+_SPARSE = 4  # a buffer is released if its frames fill less than 1 / _SPARSE of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +53,14 @@ class Ignored:
 
 
 Event: TypeAlias = Deliveries | Reply | Ignored
+
+
 """A batch of rows, or what the reader does beside."""
 
+
 Select: TypeAlias = Callable[[Deliveries], Deliveries]
+
+
 """Returns the rows of a range, where the consumer delivers more."""
 
 
@@ -228,3 +235,76 @@ def last_row(rows: Deliveries) -> tuple[int, int] | None:
 
 def _reply(action: CursorAction) -> Reply | None:
     return None if action.reply is None else Reply(action.reply)
+
+
+class Batcher:
+    """Collects deliveries and returns them in order, one batch of bounded size at a time.
+
+    Deliveries arrive in runs of any length. A batch is full at ``max_rows`` rows or ``max_bytes``
+    bytes of frames and numbers, whichever comes first. A single larger frame is a batch of its own.
+
+    A batch that lies in one buffer is not copied, so a batch that is large enough is also full
+    where another buffer starts. A few frames in a large buffer are copied out of it, so that the
+    memory in use is never much larger than the frames themselves.
+    """
+
+    def __init__(self, max_rows: int, max_bytes: int) -> None:
+        self._max_rows = max_rows
+        self._max_bytes = max_bytes
+        self._runs: deque[Deliveries] = deque()
+        self._rows = 0
+        self._bytes = 0
+
+    def add(self, rows: Deliveries) -> None:
+        """Append deliveries."""
+        if self._runs and self._runs[-1].buffer is not rows.buffer:
+            self._release_sparse_buffer()
+        self._runs.append(rows)
+        self._rows += len(rows)
+        self._bytes += rows.size
+
+    def pop_full(self) -> Deliveries | None:
+        """Remove and return the next full batch; None if the frames do not fill one."""
+        if self._rows >= self._max_rows or self._bytes >= self._max_bytes:
+            return self._next_batch()
+        if self._runs and self._runs[0].buffer is not self._runs[-1].buffer:
+            first = self._runs[0].buffer
+            complete = sum(run.nbytes for run in self._runs if run.buffer is first)
+            return self._next_batch() if complete >= _LARGE_ENOUGH else None
+        return None
+
+    def pop(self) -> Deliveries | None:
+        """Remove and return the next batch, full or not; None if no frames remain."""
+        return self._next_batch() if self._rows else None
+
+    def _release_sparse_buffer(self) -> None:
+        """Copy the frames out of the last buffer, which is complete, if they fill little of it."""
+        runs: list[Deliveries] = []
+        while self._runs and (not runs or self._runs[-1].buffer is runs[0].buffer):
+            runs.insert(0, self._runs.pop())
+        size = sum(run.nbytes for run in runs)
+        if size < min(_LARGE_ENOUGH, len(runs[0].buffer) / _SPARSE):
+            runs = [Deliveries.join(runs)]
+        self._runs.extend(runs)
+
+    def _next_batch(self) -> Deliveries:
+        batch: list[Deliveries] = []
+        rows = size = nbytes = 0
+        while self._runs and rows < self._max_rows and size < self._max_bytes:
+            if nbytes >= _LARGE_ENOUGH and self._runs[0].buffer is not batch[-1].buffer:
+                break
+            run = self._runs.popleft()
+            fitting = run.fitting(self._max_bytes - size)
+            fitting = max(min(fitting, self._max_rows - rows), 0 if rows else 1)
+            if fitting < len(run):
+                self._runs.appendleft(run.select(slice(fitting, len(run))))
+                run = run.select(slice(0, fitting))
+            if not fitting:
+                break
+            batch.append(run)
+            rows += fitting
+            size += run.size
+            nbytes += run.nbytes
+        self._rows -= rows
+        self._bytes -= size
+        return Deliveries.chain(batch)

@@ -35,8 +35,8 @@ from numpy.typing import NDArray
 
 from nats_stream_source.errors import ProtocolError
 from nats_stream_source.wire.framing import scanner
-from nats_stream_source.wire.framing.buffer_pool import BufferPool
 from nats_stream_source.wire.framing.parse import MAX_LINE
+from nats_stream_source.wire.framing.scanner import BufferPool
 from nats_stream_source.wire.table import ACK, POSITIONS, Field, Table
 
 Buffer: TypeAlias = bytes | memoryview

@@ -21,8 +21,12 @@ from nats_stream_source.wire.columns import (
     subjects,
     within,
 )
-from nats_stream_source.wire.consumer.deliveries import Deliveries, is_delivery
-from nats_stream_source.wire.encode import Delivery, encode_deliveries
+from nats_stream_source.wire.consumer.deliveries import (
+    Deliveries,
+    Delivery,
+    encode_deliveries,
+    is_delivery,
+)
 from nats_stream_source.wire.framing import scanner
 from nats_stream_source.wire.framing.frames import Framer, Frames
 from nats_stream_source.wire.headers import operations

@@ -18,8 +18,12 @@ from aiohttp import web
 
 from nats_stream_source.cli.main import main
 from nats_stream_source.connection.connection import Connection
-from nats_stream_source.connection.server_url import ServerUrl, UserInfo, split_list
-from nats_stream_source.connection.settings import ConnectionSettings
+from nats_stream_source.connection.settings import (
+    ConnectionSettings,
+    ServerUrl,
+    UserInfo,
+    split_list,
+)
 from nats_stream_source.embedded import NatsServer, free_port
 from nats_stream_source.errors import AuthorizationError, ConfigurationError, ConnectError, TlsError
 from nats_stream_source.jetstream import connect

@@ -22,7 +22,7 @@ from nats_stream_source.jetstream.kv.entry import Entry
 from nats_stream_source.jetstream.kv.store import KeyValue
 from nats_stream_source.jetstream.kv.watch import Watch
 from nats_stream_source.jetstream.publish.publisher import Publisher
-from nats_stream_source.wire.consumer.batches import Batcher
+from nats_stream_source.wire.consumer.intake import Batcher
 from tests.integration.jetstream.kv.stores import FAST, opened, take, watched_bucket
 from tests.support.nats.backup import back_up
 from tests.support.nats.buckets import (

@@ -34,7 +34,7 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.api import JetStream
-from nats_stream_source.jetstream.object_store.info import (
+from nats_stream_source.jetstream.object_store.reader import (
     Digest,
     ObjectInfo,
     chunk_subject,

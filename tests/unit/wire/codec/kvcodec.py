@@ -18,7 +18,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nats_stream_source.wire.codec import Chain
+from nats_stream_source.jetstream.kv.codec import Chain
 
 RECORDED: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text())
 

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nats_stream_source.wire.consumer.cursor import Cursor, Rebuild, State
-from nats_stream_source.wire.consumer.deliveries import Deliveries
+from nats_stream_source.wire.consumer.deliveries import Deliveries, Delivery, encode_deliveries
 from nats_stream_source.wire.consumer.last_per_subject import Coverage, HeldRows
-from nats_stream_source.wire.encode import Delivery, encode_deliveries
 
 ENDLESS = 10**9
 

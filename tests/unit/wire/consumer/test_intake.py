@@ -11,11 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nats_stream_source.wire.consumer import intake as module
-from nats_stream_source.wire.consumer.batches import Batcher
 from nats_stream_source.wire.consumer.cursor import Rebuild, State
-from nats_stream_source.wire.consumer.deliveries import Deliveries
-from nats_stream_source.wire.consumer.intake import Event, Ignored, Intake, Reply
-from nats_stream_source.wire.encode import Delivery, encode_deliveries, encode_delivery
+from nats_stream_source.wire.consumer.deliveries import (
+    Deliveries,
+    Delivery,
+    encode_deliveries,
+    encode_delivery,
+)
+from nats_stream_source.wire.consumer.intake import Batcher, Event, Ignored, Intake, Reply
 from nats_stream_source.wire.framing import scanner
 from nats_stream_source.wire.framing.frames import Framer, Frames
 from tests.unit.wire.reference.streams import using

@@ -17,9 +17,8 @@ from nats_stream_source.errors import ProtocolError
 from nats_stream_source.wire.consumer.deliveries import Deliveries, is_delivery
 from nats_stream_source.wire.framing import parse as definition
 from nats_stream_source.wire.framing import scanner
-from nats_stream_source.wire.framing.buffer_pool import BufferPool
 from nats_stream_source.wire.framing.frames import Framer, Frames
-from nats_stream_source.wire.framing.scanner import selected
+from nats_stream_source.wire.framing.scanner import BufferPool, selected
 from nats_stream_source.wire.table import FrameKind
 from tests.unit.wire.reference.parser import Frame, parse
 from tests.unit.wire.reference.streams import (

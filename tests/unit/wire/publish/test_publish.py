@@ -14,7 +14,6 @@ from nats_stream_source.wire.framing.frames import Framer, Frames
 from nats_stream_source.wire.header_columns import HEADERS, header_maps
 from nats_stream_source.wire.headers import parse_headers
 from nats_stream_source.wire.publish import frames as module
-from nats_stream_source.wire.publish.content_hash import combine, hash_column
 from nats_stream_source.wire.publish.fast_ingest import (
     END,
     MAX_FLOW,
@@ -27,7 +26,14 @@ from nats_stream_source.wire.publish.fast_ingest import (
     parse_response,
 )
 from nats_stream_source.wire.publish.frames import EncodedFrames, MessageColumns, encode
-from nats_stream_source.wire.publish.headers import blocks, field, map_fields, replace_value
+from nats_stream_source.wire.publish.headers import (
+    blocks,
+    combine,
+    field,
+    hash_column,
+    map_fields,
+    replace_value,
+)
 from nats_stream_source.wire.publish.pub_acks import learn, parse
 from nats_stream_source.wire.publish.unsendable import Unsendable
 
