@@ -387,11 +387,7 @@ class Run:
         return self._at
 
     async def _merge(
-        self,
-        batches: list[pa.RecordBatch],
-        position: Position | None,
-        *,
-        required: bool = False,
+        self, batches: list[pa.RecordBatch], position: Position | None, *, required: bool = False
     ) -> None:
         stored = self._stored.stored
         merge = partial(self._table.merge, required=required)

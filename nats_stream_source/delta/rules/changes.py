@@ -22,11 +22,7 @@ from nats_stream_source.wire.headers import OPERATIONS
 
 
 def changes_of(
-    events: pa.Table,
-    layout: Layout,
-    tracked: Sequence[str],
-    rows: Reader,
-    state: Reader | None,
+    events: pa.Table, layout: Layout, tracked: Sequence[str], rows: Reader, state: Reader | None
 ) -> RowChanges:
     """The changes that valid events make; see :mod:`latest`, :mod:`history`, :mod:`reconciled`.
 

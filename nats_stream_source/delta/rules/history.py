@@ -60,11 +60,7 @@ _STATE, _START, _BATCH, _END = range(4)
 
 
 def history_changes(
-    events: pa.Table,
-    layout: Layout,
-    tracked: Sequence[str],
-    rows: Reader,
-    state: Reader,
+    events: pa.Table, layout: Layout, tracked: Sequence[str], rows: Reader, state: Reader
 ) -> RowChanges:
     """The changes of a table with one row per version.
 

@@ -148,11 +148,7 @@ class DecidingEvents:
 
 
 def newest_per_key(
-    entries: pa.Table,
-    keys: Sequence[str],
-    order: Sequence[str],
-    *,
-    ties: bool = False,
+    entries: pa.Table, keys: Sequence[str], order: Sequence[str], *, ties: bool = False
 ) -> pa.Table:
     """The newest entry of each key, and all that are invalid, with all columns of ``entries``.
 

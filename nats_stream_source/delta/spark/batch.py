@@ -311,10 +311,7 @@ def _work(names: list[str], layout: Layout, share: tuple[int, int] | None) -> _W
             rows, size = rows + group.num_rows, size + group.nbytes
             exceeded = share is not None and (rows > share[0] or size > share[1])
             group = group[:1] if exceeded else group
-            for name, value in (
-                (_READ, _EXCEEDED if exceeded else read),
-                (_BYTES, group.nbytes),
-            ):
+            for name, value in ((_READ, _EXCEEDED if exceeded else read), (_BYTES, group.nbytes)):
                 column = pa.array([value, *([None] * (len(group) - 1))], pa.int64())
                 group = group.append_column(name, column)
             yield from group.to_batches()

@@ -170,8 +170,7 @@ def debezium_changes(
             sf.col(_MISSING).alias("_unavailable"),
         ),
         observed.filter(~_kind_is(_CHANGE, _SKIPPED, _TRUNCATE)).select(
-            *(quote(column) for column in messages.columns),
-            sf.col(_KIND).alias(_REASON),
+            *(quote(column) for column in messages.columns), sf.col(_KIND).alias(_REASON)
         ),
     )
 
