@@ -25,7 +25,7 @@ from benchmarks.support.machine import Stopwatch
 from benchmarks.support.spark_session import spark_session
 from nats_stream_source import configure, lookup
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.options.kv import lookup_options
+from nats_stream_source.options.reading import lookup_options
 from nats_stream_source.spark.enrichment.entries import Lookup, with_entries
 from nats_stream_source.spark.runner import close_cached_runners
 

@@ -24,7 +24,7 @@ from nats_stream_source import delta, errors, jetstream
 from nats_stream_source.delta.refused import REFUSED
 from nats_stream_source.metrics.table import METRICS
 from nats_stream_source.options import COMMON, CONNECTION, KV, STREAM, Option
-from nats_stream_source.options.kv import LOOKUP
+from nats_stream_source.options.reading import LOOKUP
 from nats_stream_source.options.writing import KV_WRITE, STREAM_WRITE
 from nats_stream_source.rows.columns import COLUMNS, ignored_columns, written_columns
 

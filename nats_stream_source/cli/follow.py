@@ -25,8 +25,7 @@ from nats_stream_source.cli.options import add_connection, connection
 from nats_stream_source.cli.output import terminal_columns
 from nats_stream_source.delta.location import scheme_of
 from nats_stream_source.delta.upkeep import COMMIT_INTERVAL
-from nats_stream_source.errors import OptionError
-from nats_stream_source.extras import needs_extra
+from nats_stream_source.errors import OptionError, needs_extra
 from nats_stream_source.options import KV
 from nats_stream_source.options.table import option_hints, option_names
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from nats_stream_source.extras import needs_extra
+from nats_stream_source.errors import needs_extra
 
 if TYPE_CHECKING:
     from nats_stream_source.delta.compare_with_bucket import ReconcileResult

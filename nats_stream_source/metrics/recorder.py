@@ -27,8 +27,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIServer
 
-from nats_stream_source.errors import ConfigurationError
-from nats_stream_source.extras import needs_extra
+from nats_stream_source.errors import ConfigurationError, needs_extra
 from nats_stream_source.logs import field_logger
 from nats_stream_source.metrics import start_recorder
 from nats_stream_source.metrics.table import (

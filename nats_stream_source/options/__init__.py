@@ -8,16 +8,21 @@ or contradicts another, InvalidNameError for a name that a server would refuse, 
 ConfigurationError for filters that overlap and for invalid properties of a bucket to create.
 """
 
-from nats_stream_source.options.common import COMMON, CommonOptions
+from nats_stream_source.options.common import COMMON, CommonOptions, StreamSet
 from nats_stream_source.options.connection import CONNECTION, connection_settings
-from nats_stream_source.options.kv import KV, KvOptions, kv_options
-from nats_stream_source.options.start_position import (
+from nats_stream_source.options.converters import (
     DeliverPolicy,
     StartPosition,
     StartTimeStrategy,
 )
-from nats_stream_source.options.stream import STREAM, StreamOptions, stream_options
-from nats_stream_source.options.stream_set import StreamSet
+from nats_stream_source.options.reading import (
+    KV,
+    STREAM,
+    KvOptions,
+    StreamOptions,
+    kv_options,
+    stream_options,
+)
 from nats_stream_source.options.table import Mode, Option, parse
 
 __all__ = [

@@ -20,7 +20,7 @@ from nats_stream_source.jetstream.subjects import (
 from nats_stream_source.options import converters
 from nats_stream_source.options.advice import KV_WRITE_ADVICE, STREAM_WRITE_ADVICE
 from nats_stream_source.options.connection import CONNECTION, connection_settings
-from nats_stream_source.options.kv import CODECS
+from nats_stream_source.options.reading import CODECS
 from nats_stream_source.options.table import Option, Values, option_hints, option_names, parse
 from nats_stream_source.wire.publish.unsendable import Unsendable
 

@@ -24,7 +24,7 @@ from nats_stream_source.options import (
     StreamOptions,
     StreamSet,
 )
-from nats_stream_source.options.kv import READ_CODECS
+from nats_stream_source.options.reading import READ_CODECS
 from nats_stream_source.options.table import add_option_hints, option_names
 
 if TYPE_CHECKING:

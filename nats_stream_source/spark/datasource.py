@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from nats_stream_source.extras import needs_extra
+from nats_stream_source.errors import OptionError, needs_extra
 
 with needs_extra("spark"):
     from pyspark.sql.datasource import (
@@ -23,7 +23,6 @@ with needs_extra("spark"):
     )
     from pyspark.sql.types import StructType
 
-from nats_stream_source.errors import OptionError
 from nats_stream_source.options import KvOptions, Mode, StreamOptions, kv_options, stream_options
 from nats_stream_source.options.writing import (
     KvWriteOptions,

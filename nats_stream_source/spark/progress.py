@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from nats_stream_source.extras import needs_extra
+from nats_stream_source.errors import needs_extra
 from nats_stream_source.logs import field_logger
 from nats_stream_source.rows.offsets import Position, lag, positions, range_between
 

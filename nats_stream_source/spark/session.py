@@ -15,8 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nats_stream_source.errors import ConfigurationError, MissingPackageError
-from nats_stream_source.extras import needs_extra
+from nats_stream_source.errors import ConfigurationError, MissingPackageError, needs_extra
 from nats_stream_source.logs import field_logger
 
 with needs_extra("spark"):

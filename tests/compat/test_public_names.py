@@ -19,7 +19,7 @@ from nats_stream_source.cli import main as command
 from nats_stream_source.delta.rules.layout import PROPERTY
 from nats_stream_source.metrics.table import METRICS
 from nats_stream_source.options import COMMON, CONNECTION, KV, STREAM
-from nats_stream_source.options.kv import LOOKUP
+from nats_stream_source.options.reading import LOOKUP
 from nats_stream_source.options.writing import KV_WRITE, STREAM_WRITE
 from nats_stream_source.rows.columns import COLUMNS
 from nats_stream_source.rows.offsets import ONE_STREAM, SEVERAL_STREAMS

@@ -36,7 +36,7 @@ from nats_stream_source.jetstream.kv.requests import with_origin
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.subjects import KEY_PATTERN
 from nats_stream_source.logs import field_logger
-from nats_stream_source.options.kv import ENTRY_COLUMNS, LOOKUP, LookupOptions
+from nats_stream_source.options.reading import ENTRY_COLUMNS, LOOKUP, LookupOptions
 from nats_stream_source.options.table import add_option_hints, option_names
 from nats_stream_source.rows.arrow import arrow_schema
 from nats_stream_source.spark.runner import cached_runner

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from nats_stream_source.extras import needs_extra
+from nats_stream_source.errors import OptionError, needs_extra
 
 with needs_extra("spark"):
     from pyspark.sql.types import DataType, StringType, StructField, StructType
 
-from nats_stream_source.errors import OptionError
-from nats_stream_source.options.kv import ENTRY_COLUMNS, lookup_options
+from nats_stream_source.options.reading import ENTRY_COLUMNS, lookup_options
 from nats_stream_source.rows.columns import ddl
 
 if TYPE_CHECKING:

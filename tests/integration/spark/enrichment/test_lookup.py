@@ -26,7 +26,7 @@ from nats_stream_source.errors import (
     UndecodableError,
 )
 from nats_stream_source.jetstream.kv.codec import encode_key, encode_value
-from nats_stream_source.options.kv import lookup_options
+from nats_stream_source.options.reading import lookup_options
 from nats_stream_source.spark.enrichment import entries
 from nats_stream_source.spark.enrichment.entries import Lookup, with_entries
 from nats_stream_source.spark.runner import close_cached_runners
