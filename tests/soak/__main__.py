@@ -10,8 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from tests.soak.outcome import TOPOLOGIES, Settings, summary
-from tests.soak.run import clean, run
+from tests.soak.run import TOPOLOGIES, Settings, clean, run, summary
 
 
 def main(arguments: list[str] | None = None) -> int:

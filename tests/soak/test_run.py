@@ -6,8 +6,7 @@ import copy
 
 import pytest
 
-from tests.soak.outcome import Settings, summary
-from tests.soak.run import clean, run
+from tests.soak.run import Settings, clean, run, summary
 from tests.soak.schedule import POWER_LOSS, schedule
 from tests.soak.sites import Rows, compare
 from tests.support.oracle.row_oracle import compare_all

@@ -39,8 +39,15 @@ from nats_stream_source.rows import base
 from tests.support.event_loop import run
 from tests.support.nats import buckets
 from tests.support.nats.streams import create_stream
-from tests.support.oracle.row_check import check_all_read, check_batches, check_rows
-from tests.support.oracle.rows import Marker, Row, Written, message
+from tests.support.oracle.row_check import (
+    Marker,
+    Row,
+    Written,
+    check_all_read,
+    check_batches,
+    check_rows,
+    message,
+)
 from tests.support.query_driver.driver import DEADLINE, OffsetJson, QueryDriver
 from tests.support.wait import wait_until
 from tests.support.writer_thread import WriterThread

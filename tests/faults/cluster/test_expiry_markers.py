@@ -17,7 +17,7 @@ import pytest
 from tests.faults.cluster.replica_state import create_replicated
 from tests.support.nats import buckets
 from tests.support.nats.cluster import Cluster, paused
-from tests.support.oracle.rows import Marker, Row
+from tests.support.oracle.row_check import Marker, Row
 from tests.support.recorded_stream import QueryDriver, RecordedStream
 from tests.support.wait import wait_until
 

@@ -27,23 +27,26 @@ from nats_stream_source.errors import TableConflictError
 from nats_stream_source.jetstream.kv.codec import NO_CODEC
 from nats_stream_source.options import CONNECTION, connection_settings, parse
 from tests.integration.delta.driver.in_process import ARROW, InProcessTable, arrow
-from tests.integration.delta.kv_bucket import Bucket, Reconciled
 from tests.integration.delta.merge_model import (
     ENGINES,
     SCHEMA,
+    Bucket,
     Entry,
     Frame,
     Merge,
     Model,
+    Reconciled,
     both_modes,
     by_driver,
     delete,
     every_engine,
+    live,
     purge,
     put,
     spark_in_faults,
+    stored,
+    version,
 )
-from tests.integration.delta.table_content import live, stored, version
 from tests.support.nats import buckets
 
 pytestmark = pytest.mark.delta

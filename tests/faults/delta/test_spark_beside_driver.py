@@ -1,29 +1,35 @@
 """Spark and the driver commit one version: Delta Lake's commit replaces that of the driver.
 
 In S3 its PUT has no condition, on a local disk it renames by rename(2). Both are held here until
-the driver has committed.
+the driver has committed. As a program with ``"ENDPOINT TABLE KEY REVISION"`` (the endpoint of an
+object store, or ``disk``), this module merges one entry by Spark.
 """
 
 from __future__ import annotations
 
 import contextlib
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pyspark
 import pytest
 from deltalake import DeltaTable
+from pyspark.sql import SparkSession
 
+from nats_stream_source.delta import configure, merge
 from nats_stream_source.errors import TableError
+from nats_stream_source.spark.session import delta_artifact
 from tests.integration.delta.driver.in_process import InProcessTable
-from tests.integration.delta.merge_model import put
+from tests.integration.delta.merge_model import SCHEMA, put
 from tests.support.delta import rows_of
 from tests.support.object_store import BUCKET, object_store, store_proxy
 from tests.support.spark.processes import driver_process
 from tests.support.wait import wait_until
 
-_MODULE = "tests.faults.delta.spark_writer"
+_MODULE = "tests.faults.delta.test_spark_beside_driver"
 _START = 300.0  # seconds; the first start downloads hadoop-aws
 
 
@@ -98,3 +104,35 @@ def test_commit_that_spark_replaces_ends_query_of_driver(
         table.merge(put("a", 4), put("b", 5))
         found = rows_of(DeltaTable(table.path, storage_options=options))
         assert {row["key"]: row["revision"] for row in found} == {"a": 4, "b": 5, "c": 3}
+
+
+# pyspark's jars have the version of Hadoop that hadoop-aws must have.
+_HADOOP = {"4.2": "3.5.0"}
+
+
+def main() -> None:
+    endpoint, table, key, revision = sys.argv[1].split()
+    packages = delta_artifact()
+    if endpoint != "disk":
+        hadoop = _HADOOP[".".join(pyspark.__version__.split(".")[:2])]
+        packages += f",org.apache.hadoop:hadoop-aws:{hadoop}"
+    settings = {
+        "endpoint": endpoint,
+        "endpoint.region": "us-east-1",
+        "path.style.access": "true",
+        "access.key": "test",
+        "secret.key": "test",
+        "connection.expect.continue": "false",
+    }
+    builder = configure(SparkSession.builder.master("local[2]"), delta=True, small_machine=True)
+    builder = builder.config("spark.jars.packages", packages).config("spark.ui.enabled", "false")
+    for name, value in settings.items():
+        builder = builder.config(f"spark.hadoop.fs.s3a.{name}", value)
+    spark = builder.getOrCreate()
+    batch = spark.createDataFrame([put(key, int(revision)).row()], SCHEMA)
+    merge(batch, table, engine="spark", upkeep=None)
+    print("merged", flush=True)
+
+
+if __name__ == "__main__":
+    main()

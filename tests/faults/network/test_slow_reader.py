@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from nats_stream_source.embedded import NatsServer
-from tests.support.oracle.rows import Row
+from tests.support.oracle.row_check import Row
 from tests.support.proxy.fault_proxy import Proxy
 from tests.support.query_driver.batch import read_sorted
 from tests.support.query_driver.driver import Each

@@ -22,7 +22,7 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer, free_port
 from tests.integration.cli.command import COMMAND
-from tests.integration.delta.table_content import live
+from tests.integration.delta.merge_model import live
 from tests.support.nats import buckets
 from tests.support.nats.buckets import create_bucket, put
 from tests.support.paths import ROOT

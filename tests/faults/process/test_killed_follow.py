@@ -36,7 +36,7 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from tests.faults.process.follow_driver import following
-from tests.integration.delta.table_content import stored, version
+from tests.integration.delta.merge_model import stored, version
 from tests.support.follower import Query, Row, Writer
 from tests.support.nats import buckets
 from tests.support.wait import wait_until

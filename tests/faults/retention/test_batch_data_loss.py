@@ -20,7 +20,7 @@ from tests.faults.conftest import NewRecordedStream
 from tests.support.nats import buckets
 from tests.support.nats.buckets import api
 from tests.support.nats.streams import create_stream, stream_state
-from tests.support.oracle.rows import Row, rows_of
+from tests.support.oracle.row_check import Row, rows_of
 from tests.support.proxy.fault_proxy import Proxy
 from tests.support.proxy.verdicts import When
 from tests.support.query_driver.batch import batch_options, batch_reader, recorded_kind, tasks_of

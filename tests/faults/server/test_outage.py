@@ -18,7 +18,7 @@ from nats_stream_source.delta import follow
 from nats_stream_source.embedded import NatsServer, free_port
 from nats_stream_source.errors import ConnectError, NatsSourceError
 from nats_stream_source.options import kv_options
-from tests.integration.delta.kv_bucket import Bucket
+from tests.integration.delta.merge_model import Bucket
 from tests.support.nats.buckets import create_bucket, put_many
 from tests.support.nats.cluster import Cluster, leader_at
 from tests.support.prometheus import (

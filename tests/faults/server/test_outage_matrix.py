@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from nats_stream_source.delta import merge_changes
 from nats_stream_source.embedded import NatsServer
-from tests.integration.delta.table_content import live
+from tests.integration.delta.merge_model import live
 from tests.support.nats.buckets import create_bucket, put_many
 from tests.support.nats.cluster import Cluster
 from tests.support.proxy.fault_proxy import Proxy

@@ -16,8 +16,17 @@ from pyspark.sql import DataFrame, SparkSession
 from nats_stream_source.delta import Engine, ReconcileResult, compare_with_bucket, reconcile
 from nats_stream_source.delta import merge as merge_batch
 from nats_stream_source.embedded import NatsServer
-from tests.integration.delta.kv_bucket import AfterComparison, Bucket, Reconciled
-from tests.integration.delta.merge_model import ENGINES, SCHEMA, Entry, EventFrame, Frame, Merge
+from tests.integration.delta.merge_model import (
+    ENGINES,
+    SCHEMA,
+    AfterComparison,
+    Bucket,
+    Entry,
+    EventFrame,
+    Frame,
+    Merge,
+    Reconciled,
+)
 from tests.support.cdc import events
 from tests.support.object_store import BUCKET, ObjectStore, object_store
 

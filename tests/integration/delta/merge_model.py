@@ -1,7 +1,7 @@
-"""Entries of buckets, and a model of what a table holds after batches of them are merged.
+"""Entries and buckets of Delta tests, a model of what a table holds after merges, and its content.
 
 An entry has a short form: ``put("a", 3)`` is the PUT of key ``a`` at revision 3. :class:`Model`
-computes the expected rows in plain Python, without Spark.
+computes the expected rows in plain Python, without Spark; the package `deltalake` reads a table.
 """
 
 from __future__ import annotations
@@ -10,13 +10,19 @@ import dataclasses
 import random
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import DataFrame
 
-from nats_stream_source.delta import Deletes, Engine
+from nats_stream_source.delta import Deletes, Engine, ReconcileResult
+from nats_stream_source.jetstream.times import nanoseconds
 from tests.support.cdc.events import Event
+from tests.support.delta import rows_of
+from tests.support.nats import buckets
 
 SCHEMA = (
     "bucket STRING, key STRING, value BINARY, revision BIGINT, created TIMESTAMP, "
@@ -112,3 +118,130 @@ Frame = Callable[..., DataFrame]
 EventFrame = Callable[[Iterable[Event]], DataFrame]
 Merge = Callable[..., None]
 """``merge`` with the engine of the test."""
+
+
+class Bucket:
+    """A bucket whose writes return the entries that the source would deliver for them."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self.url = url
+        self.name = name
+
+    def create(self, **config: Any) -> Bucket:
+        info = buckets.create_bucket(self.url, self.name, history=3, **config)
+        micros = nanoseconds(info["created"]) // 1000
+        self.stream_created = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(
+            microseconds=micros
+        )
+        return self
+
+    def delete(self) -> None:
+        buckets.delete_bucket(self.url, self.name)
+
+    def write(
+        self,
+        *entries: tuple[str, str],
+        value: bytes = b"x",
+        headers: dict[str, str] | None = None,
+    ) -> list[Entry]:
+        """Write (key, operation) pairs; puts have the value and the headers."""
+        messages_of = {
+            "PUT": (value, headers),
+            "DEL": (b"", buckets.DEL),
+            "PURGE": (b"", buckets.PURGE),
+        }
+        messages = [
+            (f"$KV.{self.name}.{key}", *messages_of[operation]) for key, operation in entries
+        ]
+        return [
+            Entry(
+                key,
+                seq,
+                operation,
+                value if operation == "PUT" else None,
+                self.stream_created,
+                self.name,
+            )
+            for (key, operation), seq in zip(
+                entries, buckets.publish(self.url, messages), strict=True
+            )
+        ]
+
+    def purge_subjects(self, *keys: str) -> None:
+        """Purge the subjects of keys through the API, which leaves no marker."""
+        for key in keys:
+            request = {"filter": f"$KV.{self.name}.{key}"}
+            buckets.api(self.url, f"STREAM.PURGE.KV_{self.name}", request)
+
+    def last(self, key: str) -> dict[str, Any] | None:
+        """Return the last message of a key, as the server has it; None without one."""
+        request = {"last_by_subj": f"$KV.{self.name}.{key}"}
+        try:
+            response = buckets.api(self.url, f"STREAM.MSG.GET.KV_{self.name}", request)
+        except RuntimeError as error:
+            if "no message found" in str(error):
+                return None
+            raise
+        message: dict[str, Any] = response["message"]
+        return message
+
+    def created(self, revision: int) -> datetime:
+        """Return when the server stored a revision."""
+        stored = buckets.api(self.url, f"STREAM.MSG.GET.KV_{self.name}", {"seq": revision})
+        micros = nanoseconds(stored["message"]["time"]) // 1000
+        return datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=micros)
+
+    def state(self) -> dict[str, Any]:
+        return buckets.bucket_state(self.url, self.name)
+
+
+Reconciled = Callable[..., ReconcileResult]
+
+AfterComparison = Callable[[Callable[[], object]], None]
+
+
+ROWS = pa.schema([("key", pa.string()), ("revision", pa.int64())])
+
+
+def rows(*keys: str, revision: int = 1) -> pa.Table:
+    """Return a row of each key, with :data:`ROWS`."""
+    return pa.table([list(keys), [revision] * len(keys)], schema=ROWS)
+
+
+def stored(
+    table: Path | str, storage_options: dict[str, str] | None = None
+) -> list[dict[str, Any]]:
+    """Return the table's rows, sorted by bucket and key."""
+    found = rows_of(DeltaTable(table, storage_options=storage_options))
+    return sorted(found, key=lambda row: (row.get("bucket") or "", row["key"]))
+
+
+def version(table: Path) -> int:
+    return DeltaTable(table).version()
+
+
+def live(table: Path | str, storage_options: dict[str, str] | None = None) -> dict[str, int]:
+    """Return the revision of each key that is not marked as deleted."""
+    found = stored(table, storage_options)
+    return {row["key"]: row["revision"] for row in found if not row.get("deleted")}
+
+
+def marks(table: Path) -> dict[str, tuple[int, str]]:
+    """Return revision and operation of each key that is marked as deleted."""
+    return {
+        row["key"]: (row["revision"], row["operation"])
+        for row in stored(table)
+        if row.get("deleted")
+    }
+
+
+def versions(table: Path) -> list[int]:
+    """Return the versions of a table and of its state table."""
+    state = table.with_name(f"{table.name}__cdc_state")
+    return [DeltaTable(one).version() for one in (table, state) if one.exists()]
+
+
+def columns_of(table: Path, *columns: str) -> list[tuple[Any, ...]]:
+    """Return columns of the table's rows, sorted by the first two."""
+    rows = rows_of(DeltaTable(table))
+    return sorted((tuple(row[c] for c in columns) for row in rows), key=lambda row: row[:2])

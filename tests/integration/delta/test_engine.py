@@ -17,9 +17,7 @@ from nats_stream_source.delta.spark import choice, session
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ConfigurationError, MissingPackageError
 from tests.integration.delta.driver.in_process import rebuilt
-from tests.integration.delta.kv_bucket import Bucket
-from tests.integration.delta.merge_model import Frame, put
-from tests.integration.delta.table_content import live
+from tests.integration.delta.merge_model import Bucket, Frame, live, put
 from tests.support.spark.session import program_environment
 
 pytestmark = pytest.mark.delta

@@ -16,8 +16,7 @@ from nats_stream_source import configure
 from nats_stream_source.delta import follow
 from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.spark import session
-from tests.integration.delta.kv_bucket import Bucket
-from tests.integration.delta.table_content import live, marks, version
+from tests.integration.delta.merge_model import Bucket, live, marks, version
 from tests.support.log_fields import parse_fields
 from tests.support.spark.streaming_query import begin, run_to_the_end
 from tests.support.wait import wait_until

@@ -16,8 +16,7 @@ from nats_stream_source.delta.driver.engine import DriverEngine
 from nats_stream_source.delta.driver.storage import TableStorage
 from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
 from nats_stream_source.errors import ConfigurationError
-from tests.integration.delta.merge_model import Frame, put
-from tests.integration.delta.table_content import SCHEMA, rows
+from tests.integration.delta.merge_model import ROWS, Frame, put, rows
 from tests.support.delta import rows_of
 
 pytestmark = pytest.mark.delta
@@ -26,7 +25,7 @@ OLD = 8 * 24 * 3600  # seconds: older than Delta's limit of 7 days
 
 def create(table: Path, upkeep: Upkeep | None = None, **properties: str) -> str:
     configuration = {**(upkeep.table_properties(False) if upkeep else {}), **properties}
-    DeltaTable.create(table, Schema.from_arrow(SCHEMA), configuration=configuration)
+    DeltaTable.create(table, Schema.from_arrow(ROWS), configuration=configuration)
     return str(table)
 
 

@@ -16,8 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from nats_stream_source.delta import follow, merge_changes, reconcile
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ConfigurationError, KeyNotEncodableError
-from tests.integration.delta.kv_bucket import Bucket
-from tests.integration.delta.table_content import live, stored
+from tests.integration.delta.merge_model import Bucket, live, stored
 from tests.support.follower import Query, Writer
 from tests.support.nats import buckets
 from tests.support.nats.buckets import api, put

@@ -26,9 +26,19 @@ from nats_stream_source.errors import (
     MinLastSequenceError,
     OptionError,
 )
-from tests.integration.delta.kv_bucket import AfterComparison, Bucket, Reconciled
-from tests.integration.delta.merge_model import Entry, Frame, Merge, by_driver
-from tests.integration.delta.table_content import live, marks, stored, version
+from tests.integration.delta.merge_model import (
+    AfterComparison,
+    Bucket,
+    Entry,
+    Frame,
+    Merge,
+    Reconciled,
+    by_driver,
+    live,
+    marks,
+    stored,
+    version,
+)
 from tests.support.nats.backup import back_up
 from tests.support.nats.buckets import api
 from tests.support.wait import wait_until

@@ -29,8 +29,7 @@ from nats_stream_source.delta.refused import (
     row,
 )
 from nats_stream_source.errors import ConfigurationError
-from tests.integration.delta.merge_model import ENGINES, Frame, delete, put
-from tests.integration.delta.table_content import version
+from tests.integration.delta.merge_model import ENGINES, Frame, delete, put, version
 from tests.support.delta import change_columns
 
 pytestmark = pytest.mark.delta

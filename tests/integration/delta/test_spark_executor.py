@@ -23,8 +23,7 @@ from nats_stream_source.delta.spark.engine import SparkEngine
 from nats_stream_source.delta.spark.session import EXACT
 from nats_stream_source.delta.upkeep import Upkeep
 from nats_stream_source.errors import ConfigurationError, TableConflictError
-from tests.integration.delta.merge_model import Frame, delete, put
-from tests.integration.delta.table_content import columns_of, versions
+from tests.integration.delta.merge_model import Frame, columns_of, delete, put, versions
 
 pytestmark = pytest.mark.delta
 

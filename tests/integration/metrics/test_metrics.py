@@ -22,8 +22,7 @@ from nats_stream_source import metrics, register, watch_progress
 from nats_stream_source.delta import follow
 from nats_stream_source.embedded import NatsServer, free_port
 from nats_stream_source.jetstream.times import nanoseconds
-from tests.integration.delta.kv_bucket import Bucket
-from tests.integration.delta.table_content import live, stored
+from tests.integration.delta.merge_model import Bucket, live, stored
 from tests.support.prometheus import close_endpoints, scrape, value
 from tests.support.proxy.fault_proxy import Proxy
 from tests.support.proxy.verdicts import Sequences

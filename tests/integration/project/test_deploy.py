@@ -25,7 +25,7 @@ from nats_stream_source.cli import follow
 from nats_stream_source.cli.options import connection
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.metrics.table import METRICS, PREFIX
-from tests.integration.delta.table_content import stored
+from tests.integration.delta.merge_model import stored
 from tests.support.nats.buckets import create_bucket, delete, put_many
 from tests.support.paths import ROOT
 from tests.support.program import ran

@@ -1,8 +1,8 @@
-"""Checks the rows of a :class:`~tests.support.recorded_stream.RecordedStream` with the oracle.
+"""What is written and the rows that are read, whatever their format, and their check by the oracle.
 
-``acknowledged`` has the writes with a PubAck, by sequence. ``attempted`` has all writes, also those
-without a PubAck: such a write may be stored or not, and may have been superseded before it was
-read.
+``acknowledged`` of a :class:`~tests.support.recorded_stream.RecordedStream` has the writes with a
+PubAck, by sequence. ``attempted`` has all writes, also those without a PubAck: such a write may be
+stored or not, and may have been superseded before it was read.
 """
 
 from __future__ import annotations
@@ -10,11 +10,72 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
 
+import pyarrow as pa
+
+from tests.support.nats import buckets
 from tests.support.oracle.evidence import Entry, Evidence, Findings, MicroBatchRange, QueryProgress
 from tests.support.oracle.ledger import PUT, Write
 from tests.support.oracle.row_oracle import compare_rows
-from tests.support.oracle.rows import Marker, Row, Written
+
+
+class Marker(Enum):
+    """A removal of a key: what is written instead of a value."""
+
+    DEL = "DEL"
+    PURGE = "PURGE"
+
+
+Value = bytes | Marker
+Written = tuple[str, Value]
+"""A key, and what is written to it."""
+
+_HEADERS = {Marker.DEL: buckets.DEL, Marker.PURGE: buckets.PURGE}
+
+
+def message(prefix: str, written: Written) -> buckets.Message:
+    """The message that writes it."""
+    key, content = written
+    if isinstance(content, Marker):
+        return prefix + key, b"", _HEADERS[content]
+    return prefix + key, content, None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row, whatever the format calls its columns."""
+
+    seq: int
+    key: str
+    value: bytes | None
+    operation: str = "PUT"
+    created: Any = None
+
+    @property
+    def written(self) -> tuple[str, Value | None]:
+        """What was written, as this row has it; a marker's value must be null."""
+        if self.operation == "PUT" or self.value is not None:
+            return self.key, self.value
+        return self.key, Marker(self.operation)
+
+
+def rows_of(batch: pa.RecordBatch) -> list[Row]:
+    columns = batch.to_pydict()
+    if "key" in columns:
+        names = ("revision", "key", "value", "operation", "stream_created")
+        return [Row(*values) for values in zip(*(columns[name] for name in names), strict=True)]
+    rows = zip(
+        columns["sequence"],
+        columns["subject"],
+        columns["data"],
+        columns["stream_created"],
+        strict=True,
+    )
+    return [Row(seq, subject.split(".", 1)[1], data, created=at) for seq, subject, data, at in rows]
+
 
 Attempted = Counter[Written]
 

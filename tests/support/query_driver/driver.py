@@ -32,7 +32,7 @@ from nats_stream_source.rows.formats import KvFormat, StreamFormat
 from nats_stream_source.spark.planning.query_planner import QueryPlanner
 from nats_stream_source.spark.readers import NatsInputPartition
 from nats_stream_source.spark.runner import Runner, close_cached_runners
-from tests.support.oracle.rows import Row, rows_of
+from tests.support.oracle.row_check import Row, rows_of
 
 OffsetJson = dict[str, Any]
 """An offset as Spark stores it in a checkpoint."""

@@ -17,8 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from nats_stream_source.delta.rules.events import EventShape, EventTable
 from tests.faults.delta.cdc.commits import Commits, Crash
 from tests.integration.delta.driver.in_process import CdcTable
-from tests.integration.delta.merge_model import EventFrame, Merge, spark_in_faults
-from tests.integration.delta.table_content import columns_of
+from tests.integration.delta.merge_model import EventFrame, Merge, columns_of, spark_in_faults
 from tests.support.cdc.events import RULES, Event, history, latest
 from tests.support.delta import rows_of
 

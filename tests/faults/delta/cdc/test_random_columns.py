@@ -40,8 +40,7 @@ from pyspark.sql.types import (
 
 from nats_stream_source.delta import Engine, merge_changes
 from nats_stream_source.errors import ConfigurationError
-from tests.integration.delta.merge_model import ENGINES
-from tests.integration.delta.table_content import versions
+from tests.integration.delta.merge_model import ENGINES, versions
 from tests.support.cdc.events import RULES
 from tests.support.delta import rows_of
 

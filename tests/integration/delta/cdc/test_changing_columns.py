@@ -19,8 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from nats_stream_source.delta import merge, merge_changes
 from nats_stream_source.errors import ConfigurationError
 from tests.faults.delta.cdc.commits import Commits
-from tests.integration.delta.merge_model import Merge, by_driver, spark_in_faults
-from tests.integration.delta.table_content import versions
+from tests.integration.delta.merge_model import Merge, by_driver, spark_in_faults, versions
 from tests.support.cdc.events import RULES
 from tests.support.delta import rows_of
 

@@ -14,8 +14,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from nats_stream_source.delta import debezium_changes
 from nats_stream_source.errors import ConfigurationError
-from tests.integration.delta.merge_model import Merge, by_driver, spark_in_faults
-from tests.integration.delta.table_content import columns_of
+from tests.integration.delta.merge_model import Merge, by_driver, columns_of, spark_in_faults
 
 EVENTS = Path(__file__).with_name("debezium_events")
 """Events as Debezium published them: from ``debezium_changes``'s point of view, facts.

@@ -17,18 +17,20 @@ from pyspark.sql import functions as F  # noqa: N812
 from nats_stream_source.delta import Engine, Upkeep, maintain, merge_changes
 from nats_stream_source.delta import merge as merge_batch
 from nats_stream_source.errors import ConfigurationError
-from tests.integration.delta.kv_bucket import Bucket, Reconciled
 from tests.integration.delta.merge_model import (
+    Bucket,
     Entry,
     EventFrame,
     Frame,
     Merge,
+    Reconciled,
     by_driver,
+    columns_of,
     delete,
     put,
     spark_in_faults,
+    versions,
 )
-from tests.integration.delta.table_content import columns_of, versions
 from tests.support.cdc.events import RULES, SITUATIONS, Event, events_of
 from tests.support.delta import rows_of
 from tests.support.paths import ROOT

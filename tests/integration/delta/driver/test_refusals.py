@@ -15,8 +15,7 @@ from nats_stream_source.delta.refused import REFUSED, STORE
 from nats_stream_source.delta.tables import EngineRefusedError
 from nats_stream_source.errors import ConfigurationError, TableError
 from tests.integration.delta.driver.in_process import InProcessTable, arrow
-from tests.integration.delta.merge_model import put
-from tests.integration.delta.table_content import live
+from tests.integration.delta.merge_model import live, put
 from tests.support.delta import change_actions, change_columns, partition_by
 from tests.support.object_store import BUCKET, ObjectStore, store_proxy
 from tests.support.wait import wait_until
@@ -59,7 +58,7 @@ def with_variant(path: Path) -> None:
 def test_table_is_refused_with_reason(
     tmp_path: Path, change: Callable[[Path], None], reason: str
 ) -> None:
-    """One of each kind; tests/unit/delta/test_refused.py has the rows of the table of refusals."""
+    """One of each kind; tests/unit/delta/test_schema.py has the rows of the table of refusals."""
     path = tmp_path / "t"
     InProcessTable(path).merge_rows(arrow([]))
     change(path)

@@ -31,7 +31,7 @@ from nats_stream_source.jetstream.times import nanoseconds
 from tests.support.nats.backup import back_up, back_up_by_natscli, restore_changes_created
 from tests.support.nats.buckets import api
 from tests.support.nats.store_files import keep_store
-from tests.support.oracle.rows import Row
+from tests.support.oracle.row_check import Row
 from tests.support.query_driver.batch import read_sorted
 from tests.support.query_driver.driver import QueryDriver, new_query
 from tests.support.recorded_stream import KINDS, KINDS_IN_TURN, RecordedStream, purge, warnings
