@@ -50,7 +50,7 @@ security := connection/test_authentication connection/test_refused_connections
 marked := mark\.faults\|spark_in_faults\|every_engine\|engine_options\|merge_events
 scenarios = $(sort $(dir $(wildcard tests/faults/*/test_*.py tests/faults/*/*/test_*.py)) \
 	$(shell grep -rl --include='test_*.py' --exclude-dir=faults '$(marked)' tests) \
-	tests/compat/golden/test_golden.py tests/unit/rows/test_sequence_gaps.py tests/integration/spark/data_loss/ \
+	tests/compat/golden/test_golden.py tests/unit/rows/test_offsets.py tests/integration/spark/data_loss/ \
 	$(patsubst %,tests/integration/jetstream/%.py,$(security) ordered/test_endless_reader))
 
 # The tests wait for servers more than they compute: there are more workers than cores.

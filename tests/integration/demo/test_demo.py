@@ -1,7 +1,8 @@
-"""The demo as a program, and what it reports."""
+"""The demo as a program, and what it reports; an update of ``examples/pipeline``."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import sys
@@ -13,6 +14,9 @@ import pytest
 from examples.demo import flights
 from examples.demo.query import figures
 from examples.demo.tables import Entries, compare, freshness
+from examples.pipeline.__main__ import entries, view, write_first
+from examples.pipeline.project import prepare, update
+from nats_stream_source.embedded import NatsServer
 from tests.support.paths import ROOT
 from tests.support.program import ran
 from tests.support.spark.session import program_environment
@@ -183,3 +187,18 @@ def test_rows_that_batch_reads_twice_are_not_compacted_revisions() -> None:
         "lag in rows, at most": 20,
         "lag in rows, at the end": 0,
     }
+
+
+def test_views_and_sink_after_update(
+    nats_server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = program_environment(tmp_path / "conf")
+    environment["SPARK_TESTING"] = "0"  # a free port for the Connect server
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    asyncio.run(write_first(nats_server.url))
+    update(prepare(tmp_path), nats_server.url)
+    bucket = asyncio.run(entries(nats_server.url, "fleet"))
+    assert {row["plane"]: row["airport"] for row in view(tmp_path, "fleet")} == bucket
+    assert [row["reports"] for row in view(tmp_path, "delays")] == [1, 1]
+    assert asyncio.run(entries(nats_server.url, "late")) == {"plane.1.1": "75"}

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 import pytest
 
 from nats_stream_source.spark.runner import close_cached_runners
 
-_serial = itertools.count(1)
-
 
 @pytest.fixture
-def bucket() -> Iterator[str]:
+def bucket(name: str) -> Iterator[str]:
     """A bucket name of the test's own; closes the cached connections after the test."""
-    yield f"b{next(_serial)}"
+    yield name
     close_cached_runners()

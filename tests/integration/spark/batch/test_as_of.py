@@ -205,18 +205,6 @@ def test_keys_that_are_made_while_later_ones_are_read(
     assert looks == [0, 1, 2]
 
 
-def test_keys_created_after_plan(shared_server: NatsServer, bucket: str) -> None:
-    url = shared_server.url
-    create_bucket(url, bucket, 3)
-    put_many(url, bucket, [(key, b"1") for key in "aab"])
-    reader = batch_reader(url, bucket=bucket, asOfSequence=3)
-    (task,) = tasks_of(reader)
-    put_many(url, bucket, [("new", b"1"), ("new", b"2"), ("a", b"3")])
-    assert [row["revision"] for row in rows_of_task(reader, task)] == [2, 3]
-    # Spark may run the task again.
-    assert [row["revision"] for row in rows_of_task(reader, task)] == [2, 3]
-
-
 def test_keys_undecidable_are_named_by_first(shared_server: NatsServer, bucket: str) -> None:
     url = shared_server.url
     create_bucket(url, bucket)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,18 +21,14 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.rows.start_position import resolve_start
 from nats_stream_source.spark.planning import batch_planner
-from nats_stream_source.spark.runner import close_cached_runners
 from tests.support.nats.buckets import api, publish
 from tests.support.nats.streams import create_stream
 from tests.support.query_driver.batch import Row, batch_reader, read_batch, rows_of_task, tasks_of
 
-_serial = itertools.count(1)
-
 
 @pytest.fixture
-def stream() -> Iterator[str]:
-    yield f"S{next(_serial)}"
-    close_cached_runners()
+def stream(bucket: str) -> str:
+    return bucket
 
 
 def fill(url: str, name: str, subjects: str) -> list[int]:

@@ -155,14 +155,6 @@ def test_failed_first_micro_batch_pairs_with_new_initial_offset(nats_server: Nat
         assert restarted.read_sequences() == {"a": [4], "b": [1, 2, 3]}
 
 
-def test_filters_apply_to_each_bucket(nats_server: NatsServer) -> None:
-    fill(nats_server.url, a=5, b=3)
-    with new_query(nats_server.url, buckets="a,b", keys="k2,k4") as query:
-        assert query.read_sequences() == {"a": [3, 5], "b": [3]}
-        put(nats_server.url, "b", "other", b"v")
-        assert query.read_sequences() == {}
-
-
 # -- Trigger.AvailableNow ------------------------------------------------------------------------
 
 

@@ -36,16 +36,6 @@ def sites(nats_server: NatsServer) -> str:
     return nats_server.url
 
 
-def test_list_of_buckets(sites: str) -> None:
-    create_bucket(sites, "site-3")
-    put(sites, "site-3", "k", b"not read")
-    with new_query(sites, buckets="site-2,site-1") as query:
-        assert query.read_sequences() == {"site-1": [1, 2], "site-2": [1]}
-        put(sites, "site-2", "k", b"v")
-        assert query.read_sequences() == {"site-2": [2]}
-        assert query.read_sequences() == {}
-
-
 def test_pattern_finds_bucket_while_query_runs(
     sites: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,32 +39,27 @@ NOWHERE = {"servers": "nats://127.0.0.1:1", "bucket": "fleet"}
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "fragments"),
+    ("options", "error", "fragment"),
     [
-        ({"updateOnly": "true"}, "OptionError", ("'updateonly'; did you mean 'updatesOnly'?",)),
-        ({"password": SECRET}, "OptionError", ("'user' and 'password' belong together",)),
-        ({"user": "me", "password": SECRET, "token": "t"}, "OptionError", ("'user' and 'token'",)),
-        ({"servers": f"nats://me:{SECRET}@h:1"}, "OptionError", ("'user' and 'password', or",)),
-        ({"pasword": SECRET}, "OptionError", ("did you mean 'password'?",)),
-        ({"keys": "kéy"}, "InvalidNameError", ("is not a key filter",)),
-        ({"keys": "a.b.>,*.b.c"}, "ConfigurationError", ("overlap",)),
+        ({"updateOnly": "true"}, "OptionError", "'updateonly'; did you mean 'updatesOnly'?"),
+        ({"password": SECRET}, "OptionError", "'user' and 'password' belong together"),
+        ({"user": "me", "password": SECRET, "token": "t"}, "OptionError", "'user' and 'token'"),
+        ({"servers": f"nats://me:{SECRET}@h:1"}, "OptionError", "'user' and 'password', or"),
+        ({"pasword": SECRET}, "OptionError", "did you mean 'password'?"),
+        ({"keys": "kéy"}, "InvalidNameError", "is not a key filter"),
+        ({"keys": "a.b.>,*.b.c"}, "ConfigurationError", "overlap"),
     ],
     ids=str,
 )
 def test_options_in_spark(
-    spark: SparkSession, options: dict[str, Any], error: str, fragments: tuple[str, ...]
+    spark: SparkSession, options: dict[str, Any], error: str, fragment: str
 ) -> None:
     """One of each kind of error, and those with a secret; the others are those of the parser."""
     with pytest.raises(AnalysisException) as caught:
         spark.readStream.format("nats_kv").options(**(NOWHERE | options)).load()
     text = str(caught.value)
     assert f"nats_stream_source.errors.{error}: " in text
-    assert_told(text, fragments)
-
-
-def assert_told(text: str, fragments: tuple[str, ...]) -> None:
-    for fragment in fragments:
-        assert fragment in text
+    assert fragment in text
     assert SECRET not in text
 
 
@@ -177,13 +171,9 @@ def test_checkpoint_of_another_query(scene: Scene) -> None:
     assert len(scene.rows) == 1
 
 
-_names = (f"B{i}" for i in itertools.count())
-
-
 @pytest.fixture
-def name(shared_server: NatsServer) -> str:
+def name(shared_server: NatsServer, name: str) -> str:
     """A stream with five messages, of two subjects."""
-    name = next(_names)
     url = shared_server.url
     create_stream(url, name, f"{name}.*")
     publish(url, ((f"{name}.{'ab'[i % 2]}", b"%d" % i, None) for i in range(5)))

@@ -5,7 +5,6 @@ With Spark, ``make test-spark`` shows the same (tests/compat/spark).
 
 from __future__ import annotations
 
-import itertools
 import json
 import pickle
 from collections.abc import Callable, Iterator
@@ -26,12 +25,9 @@ from tests.support.nats.buckets import create_bucket, put
 Json = dict[str, Any]
 Make = Callable[..., NoAdmissionReader]
 
-_serial = itertools.count(1)
-
 
 @pytest.fixture
-def bucket(shared_server: NatsServer) -> str:
-    name = f"b{next(_serial)}"
+def bucket(shared_server: NatsServer, name: str) -> str:
     create_bucket(shared_server.url, name, history=10)
     return name
 

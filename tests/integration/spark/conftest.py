@@ -1,4 +1,4 @@
-"""Names of streams."""
+"""Names of streams and buckets."""
 
 from __future__ import annotations
 
