@@ -35,9 +35,14 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.api import JetStream, StoredMessage
 from nats_stream_source.jetstream.direct_get.last_messages import LastMessagesReader
-from nats_stream_source.jetstream.direct_get.pages import MAX_BYTES, BatchReader, PageLimits
+from nats_stream_source.jetstream.direct_get.readers import (
+    MAX_BYTES,
+    BatchReader,
+    PageLimits,
+    SingleMessageReader,
+    SingleRequest,
+)
 from nats_stream_source.jetstream.direct_get.request import stored_messages
-from nats_stream_source.jetstream.direct_get.single import SingleMessageReader, SingleRequest
 from nats_stream_source.jetstream.subjects import validate_stream, validate_subject_filter
 from nats_stream_source.jetstream.times import nanoseconds, rfc3339
 from nats_stream_source.wire.consumer.deliveries import Deliveries

@@ -35,7 +35,7 @@ from nats_stream_source.aio.tasks import gather_limited
 from nats_stream_source.connection.connection import Connection
 from nats_stream_source.errors import TooManySubjectsError
 from nats_stream_source.jetstream.api import JetStream, as_deliveries
-from nats_stream_source.jetstream.direct_get.pages import MAX_BYTES, PageLimits, PageReader
+from nats_stream_source.jetstream.direct_get.readers import MAX_BYTES, PageLimits, PageReader
 from nats_stream_source.jetstream.direct_get.request import (
     MAX_SUBJECTS,
     DirectGetReply,

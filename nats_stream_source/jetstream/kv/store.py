@@ -300,7 +300,13 @@ class KeyValue(ReadOnlyKeyValue):
         prefix = self.bucket.write_prefix(connection.settings.api_prefix)
         raw_key = validate_written_key(self.bucket.codec.raw_key(key))
         # A marker's payload is empty with each codec.
-        payload = self.bucket.codec.raw_value(_validate_value(key, value))
+        if not isinstance(value, (bytes, bytearray, memoryview)):
+            raise ConfigurationError(
+                f"could not write key {key!r}: value is of type {type(value).__name__}, expected "
+                f"bytes; encode it",
+                settings=("value",),
+            )
+        payload = self.bucket.codec.raw_value(bytes(value))
         validate_optional_revision(f"write key {key!r}", "revision", revision)
         if revision is not None:
             headers = {**headers, EXPECTED_LAST_SUBJECT_SEQUENCE: str(revision)}
@@ -340,14 +346,3 @@ async def _require_server_support(jetstream: JetStream, config: KeyValueConfig) 
             f"could not configure bucket {config.bucket!r}: limit_marker_ttl is set, which "
             f"requires a server from 2.11; upgrade the server or remove limit_marker_ttl",
         )
-
-
-def _validate_value(key: str, value: object) -> bytes:
-    """Return ``value`` as bytes; ConfigurationError if it is not bytes-like."""
-    if not isinstance(value, (bytes, bytearray, memoryview)):
-        raise ConfigurationError(
-            f"could not write key {key!r}: value is of type {type(value).__name__}, expected "
-            f"bytes; encode it",
-            settings=("value",),
-        )
-    return bytes(value)

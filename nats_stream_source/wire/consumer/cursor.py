@@ -40,7 +40,7 @@ deleted.
 Why a gap does not end initial values (``last_per_subject``): the next consumer starts them again.
 At a loss of one frame in a hundred, no consumer would get through those of some thousand subjects.
 So the rows behind a gap are kept, the next consumer adds the missing ones, and the initial values
-are complete when all of them are covered (``wire.consumer.last_per_subject``). The rows keep their
+are complete when all of them are covered (:class:`Coverage`). The rows keep their
 order: ``position`` is the last row before the first one that is missing, and the reader holds back
 the rows behind it.
 
@@ -65,6 +65,7 @@ messages were received. The second is also reported by a replica that has not re
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from enum import Enum
 
@@ -72,7 +73,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nats_stream_source.errors import ProtocolError
-from nats_stream_source.wire.consumer.last_per_subject import Coverage
 
 
 class State(Enum):
@@ -358,3 +358,68 @@ class Cursor:
             # Delivery continued: a stall that is reported later is another one.
             self._last_reply = None if self._reply_confirmed else self._last_reply
             self._reply_confirmed = False
+
+
+class Coverage:
+    """Covered ranges ``(low, high]`` of stream sequences.
+
+    Two deliveries of initial values with consecutive consumer sequences cover the range between
+    them: the consumer has no row in it. A later consumer has no new row in a covered range either,
+    because a message that is the last of its subject now was so before, unless it is newer than the
+    earlier consumer. So the initial values are complete once the covered ranges adjoin from their
+    start to their end.
+
+    Attributes:
+        prefix: everything from the start up to this sequence is covered.
+        last_row: the last row in it; the start without a row.
+    """
+
+    def __init__(self, start: int) -> None:
+        self.prefix = start
+        self.last_row = start
+        # Disjoint, rising, beyond the prefix: low and high borders, last row.
+        self._low: list[int] = []
+        self._high: list[int] = []
+        self._row: list[int] = []
+
+    def missing(self, stream_seq: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of these sequences, in rising order, are not covered."""
+        beyond: NDArray[np.bool_] = stream_seq > self.prefix
+        if self._low and beyond.any():
+            index = np.searchsorted(np.array(self._low), stream_seq, side="left") - 1
+            high = np.array(self._high)[np.maximum(index, 0)]
+            beyond &= (index < 0) | (stream_seq > high)
+        return beyond
+
+    def add(self, low: int, high: int, row: int) -> bool:
+        """Cover ``(low, high]``; returns whether any of it was not covered.
+
+        Args:
+            row: the last row in it, or ``low`` without a row.
+        """
+        if high <= self.prefix:
+            return False
+        if low <= self.prefix:
+            self.prefix = high
+            self.last_row = max(self.last_row, row)
+            self._absorb()
+            return True
+        first = bisect_left(self._high, low)  # the first range that overlaps or adjoins
+        if first < len(self._low) and self._low[first] <= low and high <= self._high[first]:
+            return False
+        stop = first
+        while stop < len(self._low) and self._low[stop] <= high:
+            low, high = min(low, self._low[stop]), max(high, self._high[stop])
+            row = max(row, self._row[stop])
+            stop += 1
+        self._low[first:stop], self._high[first:stop], self._row[first:stop] = [low], [high], [row]
+        return True
+
+    def _absorb(self) -> None:
+        """Join the ranges that the prefix has reached to it."""
+        count = 0
+        while count < len(self._low) and self._low[count] <= self.prefix:
+            self.prefix = max(self.prefix, self._high[count])
+            self.last_row = max(self.last_row, self._row[count])
+            count += 1
+        del self._low[:count], self._high[:count], self._row[:count]

@@ -2,7 +2,7 @@
 
 An :class:`Intake` belongs to one range. It separates deliveries from status messages, passes their
 numbers to the cursor (``cursor.py``, which has the table of all transitions), selects the rows that
-the range has, holds back initial values behind a missing one (``last_per_subject.py``), and
+the range has, holds back initial values behind a missing one (:class:`HeldRows`), and
 collects batches of bounded size (:class:`Batcher`).
 
 Its inputs are frames (:meth:`Intake.feed`) and what the reader does or observes: a consumer was
@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 from nats_stream_source.wire.columns import within
 from nats_stream_source.wire.consumer.cursor import Cursor, CursorAction, Rebuild
 from nats_stream_source.wire.consumer.deliveries import Deliveries, other_frames
-from nats_stream_source.wire.consumer.last_per_subject import HeldRows
 from nats_stream_source.wire.consumer.messages import CONTROL, ConsumerStatus
 from nats_stream_source.wire.framing.frames import Frames
 from nats_stream_source.wire.headers import parse_headers
@@ -308,3 +307,36 @@ class Batcher:
         self._rows -= rows
         self._bytes -= size
         return Deliveries.chain(batch)
+
+
+class HeldRows:
+    """Rows that wait for a missing row before them, in the order of arrival.
+
+    Attributes:
+        size: bytes of the rows and of their numbers.
+    """
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._runs: list[Deliveries] = []
+
+    def __len__(self) -> int:
+        return sum(map(len, self._runs))
+
+    def add(self, rows: Deliveries) -> None:
+        """Hold ``rows``; none of their sequences is held already."""
+        if len(rows):
+            # Joined, so that a few rows do not keep the whole received block in memory.
+            self._runs.append(Deliveries.join([rows]))
+            self.size += rows.size
+
+    def release(self, through: int) -> Deliveries:
+        """Remove and return the rows up to the sequence ``through``, in rising order."""
+        if not self._runs or min(int(run.stream_seq[0]) for run in self._runs) > through:
+            return Deliveries.join([])
+        rows = Deliveries.join(self._runs)
+        order = np.argsort(rows.stream_seq, kind="stable")
+        count = int(np.searchsorted(rows.stream_seq[order], through, side="right"))
+        self._runs, self.size = [], 0
+        self.add(rows.select(order[count:]))
+        return Deliveries.join([rows.select(order[:count])])

@@ -28,7 +28,7 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.api import StoredMessage
 from nats_stream_source.jetstream.direct_get.client import DirectGet
-from nats_stream_source.jetstream.direct_get.pages import MAX_BYTES
+from nats_stream_source.jetstream.direct_get.readers import MAX_BYTES
 from nats_stream_source.jetstream.direct_get.request import send_request
 from nats_stream_source.jetstream.times import nanoseconds
 from tests.support.nats.buckets import api, server_version, skip_before

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nats_stream_source.wire.consumer.cursor import Cursor, Rebuild, State
+from nats_stream_source.wire.consumer.cursor import Coverage, Cursor, Rebuild, State
 from nats_stream_source.wire.consumer.deliveries import Deliveries, Delivery, encode_deliveries
-from nats_stream_source.wire.consumer.last_per_subject import Coverage, HeldRows
+from nats_stream_source.wire.consumer.intake import HeldRows
 
 ENDLESS = 10**9
 
