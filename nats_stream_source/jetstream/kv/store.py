@@ -299,13 +299,13 @@ class KeyValue(ReadOnlyKeyValue):
         connection = self.jetstream.connection
         prefix = self.bucket.write_prefix(connection.settings.api_prefix)
         raw_key = validate_written_key(self.bucket.codec.raw_key(key))
-        # A marker's payload is empty with each codec.
         if not isinstance(value, (bytes, bytearray, memoryview)):
             raise ConfigurationError(
                 f"could not write key {key!r}: value is of type {type(value).__name__}, expected "
                 f"bytes; encode it",
                 settings=("value",),
             )
+        # A marker's payload is empty with each codec.
         payload = self.bucket.codec.raw_value(bytes(value))
         validate_optional_revision(f"write key {key!r}", "revision", revision)
         if revision is not None:

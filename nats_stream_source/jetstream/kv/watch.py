@@ -267,7 +267,6 @@ class Watch:
     # -- frames ---------------------------------------------------------------------------------
 
     async def _fill_queue(self) -> None:
-        """Read the next batch into the queue."""
         # A separate task that survives a cancelled wait: cancelling a generator while it runs ends
         # it, and the next read would report an end of data.
         if (refill := self._refill_task) is None:
@@ -363,7 +362,6 @@ class Watch:
         return cursor.seen_through if cursor.position <= self._position else self._position
 
     async def _last_matching_seq(self) -> int:
-        """The sequence of the leader's current last message that matches."""
         jetstream = await self._connection.jetstream()
         info = await jetstream.stream_info(self.bucket.stream)
         return await last_matching_seq(jetstream, info, self.bucket, self.options.keys)

@@ -307,7 +307,6 @@ class ObjectStore(ObjectReader):
 
 
 async def _split_chunks(data: Data, size: int) -> AsyncIterator[bytes]:
-    """Split ``data`` into chunks of ``size`` bytes; the last one may be shorter."""
     if isinstance(data, bytes | bytearray | memoryview):
         view = memoryview(data).cast("B")
         for start in range(0, len(view), size):

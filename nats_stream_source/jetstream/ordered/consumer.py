@@ -215,10 +215,6 @@ class EphemeralConsumer:
         assert self.connection is not None
         return await self.connection.alive(_PONG_TIMEOUT, _MAX_PONG_TIMEOUT)
 
-    async def drop_connection(self) -> None:
-        """Close the connection, or reconnect a shared one."""
-        await self._connections.drop()
-
     async def discard(self) -> None:
         """Unsubscribe from the consumer and delete it, with the earlier ones not yet deleted."""
         connection = self.connection

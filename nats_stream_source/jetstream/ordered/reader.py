@@ -379,7 +379,7 @@ class OrderedReader:
         reply = self.cursor.unconfirmed_reply
         if not await self._consumer.is_alive():
             self._intake.lost(Rebuild.RECONNECTED)
-            await self._consumer.drop_connection()
+            await self._connections.drop()
             return [], None
         received = inbox.take()
         if silent and not received:

@@ -233,7 +233,6 @@ class ColumnPublisher(ABC):
                 await self._verify_connection(self._inbox)
 
     async def _wait(self, inbox: Inbox, seconds: float) -> None:
-        """Wait for responses, and process them."""
         loop = asyncio.get_running_loop()
         started = loop.time()
         await inbox.wait(seconds)
