@@ -26,7 +26,7 @@ from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.kv.config import KeyValueConfig
 from nats_stream_source.jetstream.kv.store import KeyValue
 from nats_stream_source.jetstream.publish.publisher import Publisher
-from tests.support.nats.changing_server import ChangingServer
+from tests.support.nats.topology import ChangingServer
 from tests.support.wait import wait_until_async
 
 pytestmark = pytest.mark.servers

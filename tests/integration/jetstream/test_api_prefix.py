@@ -58,9 +58,7 @@ from tests.support.nats.buckets import (
     put_many,
     server_version,
 )
-from tests.support.nats.buckets import (
-    connected as nats_client,
-)
+from tests.support.nats.buckets import connected as nats_client
 from tests.support.nats.topology import (
     ADR19_API_PREFIX,
     ADR19_INBOX_PREFIX,

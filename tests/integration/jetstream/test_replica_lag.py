@@ -18,10 +18,7 @@ import nats.errors
 import pytest
 
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.errors import (
-    MinLastSequenceError,
-    NatsSourceError,
-)
+from nats_stream_source.errors import MinLastSequenceError, NatsSourceError
 from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.kv.bucket import Bucket
@@ -35,11 +32,7 @@ from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.wire.consumer.cursor import Rebuild
 from tests.support.nats.buckets import bucket_info, bucket_state, consumers, create_bucket, put_many
 from tests.support.nats.cluster import Cluster, Lagging, lagging
-from tests.support.nats.topology import (
-    HubAndLeaf,
-    hub_and_leaf,
-    make_mirror,
-)
+from tests.support.nats.topology import HubAndLeaf, hub_and_leaf, make_mirror
 from tests.support.wait import wait_until
 
 pytestmark = [pytest.mark.servers, pytest.mark.cluster(lines=True)]

@@ -14,8 +14,8 @@ from nats_stream_source.errors import MessageTooLargeError, NameTooLongError
 from nats_stream_source.options.writing import kv_write_options, stream_write_options
 from nats_stream_source.spark.writing.task import write_task
 from tests.support.nats.buckets import create_bucket, put
-from tests.support.nats.limits import limited_server
 from tests.support.nats.streams import create_stream
+from tests.support.nats.topology import limited_server
 from tests.support.query_driver.batch import read_batch
 from tests.support.query_driver.driver import new_query
 

@@ -291,7 +291,7 @@ class Cluster:
         responders".
         """
         self.wait_current(stream)
-        subjects = self._config(stream).get("subjects") or []
+        subjects = self._told(stream, "config", bool).get("subjects") or []
         for server in filter(_runs, self.servers.values()):
             for subject in subjects:
                 self.wait_writable(server.url, subject)
@@ -301,36 +301,30 @@ class Cluster:
         subject = subjects.replace("*", "x").replace(">", "x")
         wait_until(lambda: accepts_writes(url, subject), f"writes to {subject} at {url}")
 
-    def _config(self, stream: str) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-
-        def told() -> bool:
-            with contextlib.suppress(*NO_ANSWER):
-                found.update(api(self._asked().url, f"STREAM.INFO.{stream}", timeout=1)["config"])
-            return bool(found)
-
-        wait_until(told, f"the configuration of {stream}")
-        return found
-
     def _leader(self, stream: str) -> str:
         return str(self._led(stream)["leader"])
 
     def _led(self, stream: str) -> dict[str, Any]:
         """The stream's part of ``STREAM.INFO`` about the cluster, once there is a leader."""
+        return self._told(stream, "cluster", lambda report: bool(report.get("leader")))
+
+    def _told(
+        self, stream: str, part: str, ready: Callable[[dict[str, Any]], bool]
+    ) -> dict[str, Any]:
         found: dict[str, Any] = {}
 
         def there() -> bool:
-            found.clear()
-            found.update(self._report(stream))
-            return bool(found.get("leader"))
+            nonlocal found
+            found = self._report(stream, part)
+            return ready(found)
 
-        wait_until(there, f"a leader of {stream}")
+        wait_until(there, f"the {part} of {stream}")
         return found
 
-    def _report(self, stream: str) -> dict[str, Any]:
+    def _report(self, stream: str, part: str = "cluster") -> dict[str, Any]:
         try:
             answer = api(self._asked().url, f"STREAM.INFO.{stream}", timeout=1)
-            return dict(answer.get("cluster") or {})
+            return dict(answer.get(part) or {})
         except NO_ANSWER:
             return {}
 

@@ -1,11 +1,6 @@
-"""More than one server, or one with several accounts: what a single server cannot show.
+"""Configured servers, accounts, domains and mirrors: what a server by itself cannot show.
 
-Clusters are in ``cluster``. Here are:
-
-- :class:`Line`: a TCP line between two of them that can be held.
-- :func:`hub_and_leaf`: two servers joined by a leaf node, each with a JetStream domain (ADR-19).
-- :func:`adr19_server`: one server with the accounts of ADR-19's own configuration.
-- :func:`make_mirror`, :func:`wait_for_seq`: a mirror, and the moment it has caught up.
+Clusters are in ``cluster``.
 
 Every wait has a deadline. Every server listens on the loopback interface, has a store of its own
 and is ended, also a paused one, when its context is left.
@@ -15,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,8 +22,8 @@ import nats.errors
 
 from nats_stream_source.embedded import NatsServer, free_port
 from tests.support.event_loop import ThreadServer, until_one_ends
-from tests.support.nats.buckets import api
-from tests.support.nats.streams import stream_state
+from tests.support.nats.buckets import api, create_bucket
+from tests.support.nats.streams import create_stream, stream_state
 from tests.support.wait import wait_until
 
 DEADLINE = 60.0
@@ -47,6 +44,52 @@ def configured_server(config: str, **settings: Any) -> Iterator[NatsServer]:
         path.write_text(config)
         with NatsServer(config=path, **settings) as server:
             yield server
+
+
+CONSUMER_LIMITS = (
+    {"max_ack_pending": 100},
+    {"inactive_threshold": 1_000_000_000},
+    {"max_ack_pending": 100, "inactive_threshold": 1_000_000_000},
+)
+"""``consumer_limits`` of a stream, below the defaults of consumers."""
+
+_LIMITED = """
+jetstream {}
+accounts { A {
+  jetstream: enabled
+  users: [ { user: me, password: pw } ]
+  limits { max_payload: 1000 }
+} }
+no_auth_user: me
+"""
+
+
+@contextlib.contextmanager
+def limited_server() -> Iterator[str]:
+    """The URL of a server with the bucket ``b``, the stream ``S``, and messages of 1,000 bytes."""
+    with configured_server(_LIMITED) as server:
+        create_bucket(server.url, "b")
+        create_stream(server.url, "S", allow_batched=True)
+        yield server.url
+
+
+class ChangingServer:
+    """A server with the user ``me``; started by ``with self.server``."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "users.conf"
+        self.write()
+        self.server = NatsServer(config=self._path, store=directory / "store")
+
+    def write(self, password: str = "right", permissions: str = "", more: str = "") -> None:
+        """Write the configuration that the server reads at its next start."""
+        user = f'{{ user: me, password: "{password}", permissions: {{ {permissions} }} }}'
+        self._path.write_text(f"{more}\nauthorization {{ users: [ {user} ] }}\n")
+
+    def change(self, **to: str) -> None:
+        """Let the server read another configuration."""
+        self.write(**to)
+        os.kill(self.server.pid, signal.SIGHUP)
 
 
 # Lines

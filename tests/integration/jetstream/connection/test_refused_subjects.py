@@ -31,11 +31,9 @@ from nats_stream_source.jetstream import (
     subscribe_pull,
 )
 from tests.support.nats.buckets import create_bucket
-from tests.support.nats.changing_server import ChangingServer
 from tests.support.nats.jwt_operator import Operator
-from tests.support.nats.limits import limited_server
 from tests.support.nats.streams import create_stream
-from tests.support.nats.topology import configured_server
+from tests.support.nats.topology import ChangingServer, configured_server, limited_server
 from tests.support.wait import wait_until_async
 
 LONG = "k" * 4096

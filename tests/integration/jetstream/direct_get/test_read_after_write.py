@@ -36,12 +36,7 @@ from tests.support.nats.buckets import (
     skip_before,
 )
 from tests.support.nats.cluster import Cluster
-from tests.support.nats.direct_get import (
-    direct_get,
-    outsider,
-    pause_a_responder,
-    seqs,
-)
+from tests.support.nats.direct_get import direct_get, outsider, pause_a_responder, seqs
 from tests.support.nats.streams import create_stream, stream_state
 from tests.support.wait import wait_until
 

@@ -27,7 +27,7 @@ from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.publish.publisher import Publisher
 from tests.integration.jetstream.kv.stores import new_bucket
 from tests.support.nats.buckets import api, bucket_config, create_bucket, publish
-from tests.support.nats.limits import CONSUMER_LIMITS
+from tests.support.nats.topology import CONSUMER_LIMITS
 from tests.support.proxy.fault_proxy import Proxy
 from tests.support.wait import wait_until_async
 
@@ -145,17 +145,6 @@ async def test_consumers_of_history_keys_and_watches(shared_server: NatsServer) 
                 await watch.initial()
             assert created() == first  # the stream has the bucket's subjects only
             assert await api_consumers(kv) == []
-
-
-async def test_history_of_one_key_among_many(shared_server: NatsServer) -> None:
-    async with new_bucket(shared_server.url, KeyValueConfig("long", history=64)) as kv:
-        for i in range(70):
-            await kv.put("a", b"%d" % i)
-            await kv.put(f"other{i}", b"")
-        entries = await kv.history("a")
-        assert [entry.value for entry in entries] == [b"%d" % i for i in range(6, 70)]
-        assert [entry.delta for entry in entries] == list(range(63, -1, -1))
-        assert await api_consumers(kv) == []
 
 
 async def test_history_of_key_that_is_overwritten_while_it_is_read(

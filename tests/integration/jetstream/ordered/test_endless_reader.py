@@ -19,14 +19,7 @@ from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.wire.consumer.cursor import Rebuild
 from nats_stream_source.wire.consumer.deliveries import Deliveries
 from tests.support.event_loop import deadline
-from tests.support.nats.buckets import (
-    api,
-    bucket_info,
-    consumers,
-    create_bucket,
-    put,
-    put_many,
-)
+from tests.support.nats.buckets import api, bucket_info, consumers, create_bucket, put, put_many
 from tests.support.proxy.fault_proxy import Proxy, is_delivery
 from tests.support.wait import wait_until_async
 

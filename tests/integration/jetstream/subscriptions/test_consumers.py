@@ -32,7 +32,6 @@ from nats_stream_source.jetstream.subscriptions.subscribe import (
     subscribe_ordered,
     subscribe_pull,
 )
-from tests.support.nats.limits import CONSUMER_LIMITS
 from tests.support.nats.subscriptions import (
     connected,
     consumer_info,
@@ -42,6 +41,7 @@ from tests.support.nats.subscriptions import (
     make_stream,
     sequences,
 )
+from tests.support.nats.topology import CONSUMER_LIMITS
 from tests.support.proxy.fault_proxy import Proxy
 from tests.support.wait import wait_until_async
 

@@ -28,7 +28,6 @@ from nats_stream_source.jetstream.subscriptions.subscribe import (
 from tests.support.nats.backup import back_up
 from tests.support.nats.buckets import api, with_client
 from tests.support.nats.cluster import Cluster
-from tests.support.nats.limits import CONSUMER_LIMITS
 from tests.support.nats.subscriptions import (
     connected,
     consumer_info,
@@ -38,7 +37,7 @@ from tests.support.nats.subscriptions import (
     make_stream,
     sequences,
 )
-from tests.support.nats.topology import HubAndLeaf, hub_and_leaf, make_mirror
+from tests.support.nats.topology import CONSUMER_LIMITS, HubAndLeaf, hub_and_leaf, make_mirror
 from tests.support.wait import wait_until_async
 
 pytestmark = pytest.mark.servers
@@ -52,10 +51,6 @@ pytestmark = pytest.mark.servers
         (ConsumerConfig(deliver_policy="last"), [30]),
         (ConsumerConfig(deliver_policy="last_per_subject"), list(range(21, 31))),
         (ConsumerConfig(deliver_policy="new"), []),
-        (
-            ConsumerConfig(deliver_policy="by_start_time", opt_start_time="2000-01-01T00:00:00Z"),
-            list(range(1, 31)),
-        ),
     ],
 )
 async def test_ordered_subscription_start_positions(

@@ -13,7 +13,7 @@ from nats_stream_source.jetstream.kv.codec import decode_key, encode_key, encode
 from tests.support.nats.buckets import create_bucket, delete, put, put_many
 from tests.support.query_driver.batch import Row, read_batch
 from tests.support.query_driver.driver import new_query
-from tests.unit.wire.codec.kvcodec import CHAINS, recorded
+from tests.unit.wire.codec.test_codec import CHAINS, recorded
 
 CODECS = {"keyCodec": "path,base64", "valueCodec": "base64"}
 

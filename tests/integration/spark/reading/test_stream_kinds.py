@@ -12,9 +12,8 @@ from tests.integration.spark.reading.streams import fill, read
 from tests.integration.spark.reading.test_small_range import both_ways
 from tests.support.nats import buckets
 from tests.support.nats.buckets import api, publish, put_many
-from tests.support.nats.limits import CONSUMER_LIMITS
 from tests.support.nats.streams import create_stream, stream_state
-from tests.support.nats.topology import hub_and_leaf, make_mirror, wait_for_seq
+from tests.support.nats.topology import CONSUMER_LIMITS, hub_and_leaf, make_mirror, wait_for_seq
 from tests.support.query_driver.batch import read_batch
 from tests.support.query_driver.driver import Record, new_query, sequences
 from tests.support.wait import wait_until

@@ -16,12 +16,7 @@ from nats_stream_source.wire.table import Field, Table
 from nats_stream_source.zip_package import write_archive
 from tests.support.paths import ROOT
 from tests.support.program import ran
-from tests.unit.wire.reference.streams import (
-    ACK,
-    STREAMS,
-    msg,
-    using,
-)
+from tests.unit.wire.reference.streams import ACK, STREAMS, msg, using
 
 needs_compiled = pytest.mark.skipif(
     scanner.compiled_scan is None, reason="the compiled scanner is not built"
