@@ -18,8 +18,15 @@ from tests.support.delta import rows_of
 from tests.support.log_fields import parse_fields
 from tests.support.nats.stored import stored_entries
 from tests.support.oracle import query_failures
-from tests.support.oracle.evidence import Entry, Evidence, QueryProgress, Rollback
-from tests.support.oracle.ledger import PUT, Write, read_ledger
+from tests.support.oracle.evidence import (
+    PUT,
+    Entry,
+    Evidence,
+    QueryProgress,
+    Rollback,
+    Write,
+    read_ledger,
+)
 
 STALLED = 300.0
 """Seconds without a micro-batch; on a busy machine a micro-batch may take minutes."""

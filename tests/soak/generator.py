@@ -23,8 +23,8 @@ from tests.soak.servers import PREFIXES
 from tests.support.event_loop import run
 from tests.support.nats import buckets
 from tests.support.nats.buckets import connected_under_faults
+from tests.support.oracle.evidence import DEL, PURGE, PUT, Ledger, Write, value_of
 from tests.support.oracle.expiry import MARKER_TTL
-from tests.support.oracle.ledger import DEL, PURGE, PUT, Ledger, Write, value_of
 
 WORKERS = 24  # writes in flight per source
 KEYS = {"full": 600, "current": 300, "stream": 50}

@@ -8,8 +8,17 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.oracle.evidence import Entry, Evidence, QueryProgress, Rollback
-from tests.support.oracle.ledger import DEL, PURGE, PUT, Write, value_of
+from tests.support.oracle.evidence import (
+    DEL,
+    PURGE,
+    PUT,
+    Entry,
+    Evidence,
+    QueryProgress,
+    Rollback,
+    Write,
+    value_of,
+)
 from tests.support.oracle.row_check import Marker, Row, Written, check_batches, check_rows
 from tests.support.oracle.row_oracle import compare_all, compare_copy
 from tests.support.query_driver.driver import MicroBatch

@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from nats_stream_source.delta import Engine, merge
-from tests.compat.golden.delta_tables import TABLE, Batch, Rows, as_json, content, written
+from tests.compat.golden.write_delta_tables import TABLE, Batch, Rows, as_json, content, written
 from tests.support.delta_readers import by_duckdb, by_polars
 
 pytestmark = pytest.mark.delta

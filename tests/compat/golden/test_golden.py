@@ -19,11 +19,11 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from nats_stream_source.embedded import NatsServer
-from tests.compat.golden.dataset import Case, by_key, go_on
+from tests.compat.golden.write import Case, by_key, go_on
 
 GOLDEN = Path(__file__).parent
 VERSIONS = sorted(path.name for path in GOLDEN.glob("v*"))
-"""Some with the name of a story behind them: see ``histories.py``."""
+"""Some with the name of a story behind them: see ``write.py``."""
 
 LATEST = max(version for version in VERSIONS if "-" not in version)
 ALL = [

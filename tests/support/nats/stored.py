@@ -8,8 +8,7 @@ from nats.aio.client import Client
 from nats.js.api import AckPolicy, ConsumerConfig
 
 from tests.support.nats.buckets import with_client
-from tests.support.oracle.evidence import Entry
-from tests.support.oracle.ledger import DEL, PURGE, PUT
+from tests.support.oracle.evidence import DEL, PURGE, PUT, Entry
 
 _BATCH = 1000
 _REASONS = {"MaxAge": PURGE, "Purge": PURGE, "Remove": DEL}

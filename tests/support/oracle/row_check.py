@@ -17,8 +17,15 @@ from typing import Any
 import pyarrow as pa
 
 from tests.support.nats import buckets
-from tests.support.oracle.evidence import Entry, Evidence, Findings, MicroBatchRange, QueryProgress
-from tests.support.oracle.ledger import PUT, Write
+from tests.support.oracle.evidence import (
+    PUT,
+    Entry,
+    Evidence,
+    Findings,
+    MicroBatchRange,
+    QueryProgress,
+    Write,
+)
 from tests.support.oracle.row_oracle import compare_rows
 
 

@@ -17,7 +17,7 @@ their order, and how far and when the query read. Its findings:
 
 Some acknowledged writes need not be read, because the server removed them: messages before a later
 PURGE of their key, messages with a TTL, and revisions beyond the bucket's history
-(``supersession.py``). Only keys that start with ``purge.`` are purged and only keys that start with
+(``expiry.py``). Only keys that start with ``purge.`` are purged and only keys that start with
 ``ttl.`` have a TTL, so that all other writes are required. Removed messages are excused only if the
 ledger's times explain it (``expiry.py``). A marker that the server wrote for an expired message is
 a row of a ``ttl.`` key without a write.
@@ -47,17 +47,25 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from tests.support.oracle.evidence import (
+    PURGE,
+    PUT,
     Entry,
     Evidence,
     Findings,
     QueryProgress,
+    Write,
+    WriteIndex,
     describe,
     matches_write,
     same_entry,
 )
-from tests.support.oracle.expiry import MAX_STORE_DELAY, Expiry, has_ttl, may_have_expired
-from tests.support.oracle.ledger import PURGE, PUT, Write, WriteIndex
-from tests.support.oracle.supersession import Supersession
+from tests.support.oracle.expiry import (
+    MAX_STORE_DELAY,
+    Expiry,
+    Supersession,
+    has_ttl,
+    may_have_expired,
+)
 
 
 def compare_all(evidence: Evidence) -> Findings:
