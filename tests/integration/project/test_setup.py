@@ -165,6 +165,8 @@ def test_free_ports_are_different_ones() -> None:
     assert len(set(ports)) == 100
 
 
+# -- the workflows: `make workflows` has the linters, these compare them with this project ---------
+
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -337,9 +337,6 @@ def test_missing_bucket_is_named_in_failure_of_task(
 
 def _rows(spark: SparkSession) -> DataFrame:
     return spark.range(1).select(expr("'d1' AS k"), "id", expr("'x' AS value"), expr("1 AS Id2"))
-
-
-Columns = Sequence[str] | Mapping[str, str]
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {

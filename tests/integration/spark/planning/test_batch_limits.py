@@ -27,7 +27,7 @@ async def test_initial_values_of_bucket_with_history_are_one_batch(
 ) -> None:
     create_bucket(nats_server.url, "b", history=5)
     put_many(nats_server.url, "b", ((f"k{i % 4}", b"v") for i in range(20)))
-    options = {"maxRowsPerTrigger": "2", "minPartitions": "4"}
+    options = {"maxRowsPerTrigger": "2", "minPartitions": "2"}
     async with planning(nats_server.url, "b", **options) as planner:
         start = await planner.initial_offset()
         end = await planner.latest_offset(start)

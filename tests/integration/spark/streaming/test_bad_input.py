@@ -180,7 +180,7 @@ def name(shared_server: NatsServer, name: str) -> str:
     return name
 
 
-# -- what is on the server ------------------------------------------------------------------------
+# -- streams, without Spark: what is on the server, then checkpoints --------------------------------
 
 
 def test_stream_missing(shared_server: NatsServer) -> None:
@@ -194,9 +194,6 @@ def test_stream_missing(shared_server: NatsServer) -> None:
         new_query(shared_server.url, stream="S", domain="no", connectTimeout=1) as query,
     ):
         query.read_new()
-
-
-# -- checkpoints ----------------------------------------------------------------------------------
 
 
 def test_looked_up_subject_is_filter(shared_server: NatsServer, name: str) -> None:
