@@ -28,8 +28,6 @@ from tests.support.paths import ROOT
 from tests.support.wait import DEADLINE, wait_until
 
 _serial = itertools.count()
-
-
 Following = subprocess.Popen[str]
 
 

@@ -22,8 +22,6 @@ from tests.support.program import ran
 from tests.support.spark.session import program_environment
 
 SECOND = 10**9
-
-
 DEMO = (sys.executable, "-m", "examples.demo")
 
 

@@ -32,8 +32,6 @@ from tests.support.program import ran
 from tests.support.prometheus import DASHBOARD, MONITORING, needs_prometheus, panel_queries, rules
 
 DEPLOY = ROOT / "examples/deploy"
-
-
 DOCKERFILE = (ROOT / "docker/Dockerfile").read_text()
 
 
@@ -44,8 +42,6 @@ def schema(name: str) -> dict[str, Any]:
 
 
 KUBERNETES = schema("kubernetes")
-
-
 APPLICATION = schema("spark_application")
 
 

@@ -169,13 +169,11 @@ def test_free_ports_are_different_ones() -> None:
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 
-
 OTHERS = [
     *sorted((ROOT / ".github").glob("*/*/action.yml")),
     *sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")),
     *(ROOT / name for name in (".github/dependabot.yml", ".pre-commit-config.yaml")),
 ]
-
 
 MAKEFILE = (ROOT / "Makefile").read_text()
 

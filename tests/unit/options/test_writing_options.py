@@ -103,7 +103,6 @@ def test_stream_to_create() -> None:
 
 CREATE = {"ifMissing": "create"}
 
-
 BAD_KV = [
     ({"bucket": "a,b"}, "is a list, expected one name"),
     ({"bucket": "a.b"}, "is not a bucket name"),
@@ -133,7 +132,6 @@ BAD_KV = [
     ({"includeRawKey": "true"}, "a column 'raw_key' of the DataFrame is ignored"),
     ({"checkpointlocation": "/tmp/x"}, r"an option of df\.writeStream"),
 ]
-
 
 BAD_STREAM = [
     ({"stream": "a b"}, "is not a stream's name"),
@@ -177,7 +175,6 @@ NAMES = option_names(CONNECTION + KV + STREAM)
 # -- the layers below the options ------------------------------------------------------------------
 
 PACKAGE = ROOT / "nats_stream_source"
-
 
 FOLDERS = [
     folder.relative_to(PACKAGE).as_posix()

@@ -26,13 +26,8 @@ FLEET = Position(
     initial_through=900,
 )
 
-
 CARS = replace(FLEET, epoch=1, stream_seq=7, time=None)
-
-
 ONE = Offset({"KV_fleet": FLEET}, ("plane.>",), ONE_STREAM)
-
-
 SEVERAL = Offset({"KV_fleet": FLEET, "KV_cars": CARS}, ("plane.>",), started="2026-11-20T23:55:00Z")
 
 
@@ -140,8 +135,6 @@ def test_backwards_range_is_error() -> None:
 
 
 BEYOND = 1000
-
-
 Gone = tuple[int, int, int]
 
 

@@ -115,7 +115,6 @@ ENCODED = Framer().feed(
     + delivery(7, "d_-", b"", b"KV-Operation: PURGE")
 )
 
-
 CODECS = {"keyCodec": "base64", "valueCodec": "base64"}
 
 

@@ -46,13 +46,8 @@ def every(step: int) -> Callable[[int], bool]:
 
 
 TEN = RangeLimit(10)
-
-
 LIMIT = RangeLimit(100)
-
-
 DENSE = range(1, 101)
-
 
 RESULTS = {
     # stream, start, limit: (end, rows, total), number of counts
@@ -341,11 +336,7 @@ def test_limit_is_not_exceeded_by_rows_beyond_end() -> None:
 
 
 SPARSE = range(1, 10_001, 10)
-
-
 END = SPARSE[-1]
-
-
 BY_SEQUENCES = (100, 100, 1000)
 
 

@@ -133,7 +133,6 @@ def test_delay_restarts_after_micro_batch(
 
 WHOLE = Demand(50, 5000.0, whole=True)
 
-
 LIMITS = {
     "rows in proportion": (
         RangeLimit(40),

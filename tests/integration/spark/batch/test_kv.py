@@ -194,8 +194,6 @@ def test_columns_of_format_are_accepted(
 
 
 KEYS = [f"truck.{number}" for number in range(5)]
-
-
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 

@@ -36,10 +36,7 @@ from tests.support.spark.streaming_query import run_to_the_end
 
 pytestmark = pytest.mark.servers
 
-
 Rows = list[tuple[Any, ...]]
-
-
 ALL = {"value": "value", "revision": "revision", "created": "created"}
 
 

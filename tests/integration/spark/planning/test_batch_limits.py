@@ -58,11 +58,7 @@ class Counts:
 
 
 KEYS = 1000
-
-
 WRITES = 10_000
-
-
 LIMIT = 60
 
 

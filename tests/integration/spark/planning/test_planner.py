@@ -23,7 +23,6 @@ from tests.support.nats.topology import make_mirror
 
 pytestmark = pytest.mark.servers
 
-
 BEGINNINGS: dict[str, tuple[dict[str, str], int, int]] = {
     "default": ({}, 0, 20),
     "full history": ({"includeHistory": "true"}, 0, 20),
@@ -65,7 +64,6 @@ async def test_min_last_seq_beyond_new_stream(ten: str) -> None:
 
 
 IGNORED = "start option ignored: the query resumes from its checkpoint"
-
 
 FIRST_AND_THEN: dict[str, tuple[dict[str, str], dict[str, str], str | None]] = {
     "the same sequence": ({"startSequence": "5"}, {"startSequence": "5"}, None),

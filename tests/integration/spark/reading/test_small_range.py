@@ -33,12 +33,9 @@ from tests.unit.wire.test_headers import block, plainly
 
 pytestmark = pytest.mark.servers
 
-
 MANY = settings(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-
-
 _names = (f"R{i}" for i in itertools.count())
 
 
@@ -120,7 +117,6 @@ def test_small_range_needs_no_consumer(shared_server: NatsServer, bucket: str) -
 
 
 HEADERS = [None, buckets.DEL, buckets.PURGE, {"T": "x"}, {"Nats-Marker-Reason": "MaxAge"}]
-
 
 WRITES = st.lists(
     st.tuples(
@@ -368,7 +364,6 @@ BLOCKS = [
     b"NATS/1.0\r\nA: 1\r\nno end",
     b"NATS/1.0 \r\nA: 1\r\n\r\n",
 ]
-
 
 MESSAGES = st.lists(
     st.tuples(

@@ -114,7 +114,6 @@ def test_chosen_sequence_that_aged_out_is_data_loss(url: str) -> None:
 
 FUTURE = "2222-01-01T00:00:00Z"
 
-
 LATE: dict[str, tuple[dict[str, Any], str | None]] = {
     "default": ({}, None),
     "latest": ({"startTimeStrategy": "latest"}, None),

@@ -180,7 +180,7 @@ def name(shared_server: NatsServer, name: str) -> str:
     return name
 
 
-# -- streams, without Spark: what is on the server, then checkpoints --------------------------------
+# -- streams, without Spark: what is on the server, then checkpoints -------------------------------
 
 
 def test_stream_missing(shared_server: NatsServer) -> None:

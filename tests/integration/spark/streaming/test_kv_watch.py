@@ -42,17 +42,9 @@ from tests.support.spark.scenario import (
 
 # Revisions:   1 a=1   2 b=1   3 a=2   4 DEL c   5 PURGE b (takes 2 away)
 HISTORY = (Put("a", "1"), Put("b", "1"), Put("a", "2"), Delete("c"), Purge("b"))
-
-
 LATER = (Put("a", "3"), Delete("a"), Put("d", "1"))
-
-
 LAST_VALUES = ("3 PUT a=2 initial", "4 DEL c initial", "5 PURGE b initial")
-
-
 ALL_REVISIONS = ("1 PUT a=1 initial", *LAST_VALUES)
-
-
 CHANGES = ("6 PUT a=3", "7 DEL a", "8 PUT d=1")
 
 

@@ -38,14 +38,12 @@ accounts {
 no_auth_user: a
 """
 
-
 CREATED = {
     "maxBytes": "2m",
     "compression": "s2",
     "placementTags": "ssd",
     "metadata": '{"owner": "fleet", "cost centre": "7"}',
 }
-
 
 REFUSED: dict[int, tuple[dict[str, str], str, dict[str, str]]] = {
     10074: (
@@ -176,8 +174,6 @@ def test_target_that_acknowledges_before_it_stores(
 
 
 CODECS = {"keyCodec": "base64", "valueCodec": "base64"}
-
-
 PATHS = {"keyCodec": "path,base64"}
 
 
@@ -243,7 +239,6 @@ GOOD = [
     "key STRING, value BINARY, expected_revision INT, ttl SMALLINT",
     columns_read("nats_kv", ("includeHeaders", "includeOrigin", "includeRawKey")),
 ]
-
 
 BAD = [
     ("value STRING", "column 'key' is missing, expected key STRING, value BINARY or STRING"),
