@@ -1,7 +1,7 @@
 """The columns of both formats: one table for reading, writing and the documentation.
 
 From it come the DDL that Spark requests, the Arrow schemas (``rows.arrow``), the columns that a
-sink writes or ignores (``spark.writing.columns``), and the tables of the documentation
+sink writes or ignores (``spark.datasource``), and the tables of the documentation
 (``docs/generate.py``).
 
 This module imports neither Spark nor Arrow: Spark starts a process only to request the DDL.

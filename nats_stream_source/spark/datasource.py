@@ -6,6 +6,7 @@ messages of a NATS JetStream stream. Spark requests the columns, as DDL, before 
 
 from __future__ import annotations
 
+import difflib
 import re
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -21,7 +22,18 @@ with needs_extra("spark"):
         DataSourceStreamWriter,
         DataSourceWriter,
     )
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import (
+        ArrayType,
+        BinaryType,
+        ByteType,
+        DataType,
+        IntegerType,
+        LongType,
+        MapType,
+        ShortType,
+        StringType,
+        StructType,
+    )
 
 from nats_stream_source.options import KvOptions, Mode, StreamOptions, kv_options, stream_options
 from nats_stream_source.options.writing import (
@@ -31,10 +43,9 @@ from nats_stream_source.options.writing import (
     stream_write_options,
     without_query_options,
 )
-from nats_stream_source.rows.columns import ddl, declared
+from nats_stream_source.rows.columns import ddl, declared, ignored_columns, written_columns
 from nats_stream_source.spark.compat import ADMISSION_CONTROL, validate_limits
-from nats_stream_source.spark.readers import BatchReader, StreamReader
-from nats_stream_source.spark.writing.columns import validate_columns
+from nats_stream_source.spark.readers import BatchReader, NoAdmissionReader, StreamReader
 
 if TYPE_CHECKING:
     from nats_stream_source.rows.base import FormatAdapter
@@ -109,7 +120,7 @@ class NatsFormat(DataSource):
             )
         options = self._write_options(schema)
         # Deferred imports, here and below: a process loads only what it needs.
-        from nats_stream_source.spark.writing.target import prepare_target
+        from nats_stream_source.spark.writing.task import prepare_target
         from nats_stream_source.spark.writing.writers import NatsBatchWriter
 
         prepare_target(options)
@@ -196,11 +207,77 @@ def stream_reader(adapter: FormatAdapter, task_counts: TaskCounts | None = None)
         task_counts: where its tasks add what they count.
     """
     validate_limits(adapter.options.common)
-    # Deferred imports: each module needs, or is meant for, one range of Spark versions.
     if ADMISSION_CONTROL:
+        # Deferred import: the module needs Spark 4.2.
         from nats_stream_source.spark.stream_reader_v42 import AdmissionReader
 
         return AdmissionReader(adapter, task_counts)
-    from nats_stream_source.spark.stream_reader_v40 import NoAdmissionReader
-
     return NoAdmissionReader(adapter, task_counts)
+
+
+_INTEGERS = (ByteType, ShortType, IntegerType, LongType)
+
+
+def validate_columns(
+    schema: StructType, format_name: str, *, required: tuple[str, ...] = ()
+) -> None:
+    """Raise OptionError for a DataFrame that cannot be written.
+
+    A column that the format reads can stand in it, so that rows that were read can be written
+    elsewhere (``rows.columns``). Any other column is an error, since a row would lose it without a
+    message.
+
+    Args:
+        schema: the columns of the DataFrame.
+        required: columns that the options require, beside those of the format.
+    """
+    written = written_columns(format_name)
+    types = {name: column.type for name, column in written.items()}
+    ignored = ignored_columns(format_name)
+    failed = f"could not write with format {format_name!r}: "
+    expected = ", ".join(f"{name} {kind}" for name, kind in types.items())
+    seen: set[str] = set()
+    for field in schema:
+        name = field.name
+        if name in seen:
+            raise OptionError(f"{failed}column {name!r} occurs twice; rename or drop one of them")
+        seen.add(name)
+        if name in ignored:
+            continue
+        if name not in types:
+            near = difflib.get_close_matches(name.lower(), types, n=1)
+            hint = f"rename it to {near[0]!r}, or " if near else ""
+            raise OptionError(
+                f"{failed}column {name!r} is unknown, expected {expected}; {hint}select the "
+                f"columns to write"
+            )
+        expected_type = types[name]
+        if not _fits(field.dataType, expected_type):
+            to_json = (
+                ", or write to_json(...) for several values" if "BINARY" in expected_type else ""
+            )
+            raise OptionError(
+                f"{failed}column {name!r} is {field.dataType.simpleString().upper()}, expected "
+                f"{expected_type}; cast it{to_json}"
+            )
+    for name in (*required, *(name for name, column in written.items() if column.required)):
+        if name not in seen:
+            raise OptionError(
+                f"{failed}column {name!r} is missing, expected {expected}; add it with "
+                f"select(... AS {name})"
+            )
+
+
+def _fits(data_type: DataType, kind: str) -> bool:
+    if kind == "BIGINT":
+        return isinstance(data_type, _INTEGERS)
+    if kind.startswith("MAP"):
+        return (
+            isinstance(data_type, MapType)
+            and isinstance(data_type.keyType, StringType)
+            and isinstance(data_type.valueType, ArrayType)
+            and isinstance(data_type.valueType.elementType, StringType)
+        )
+    return isinstance(data_type, StringType) or (
+        kind.startswith("BINARY") and isinstance(data_type, BinaryType)
+    )

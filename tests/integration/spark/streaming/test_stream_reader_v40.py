@@ -17,9 +17,8 @@ from nats_stream_source.errors import DataLossError, OffsetError, OptionError
 from nats_stream_source.options import Mode, kv_options
 from nats_stream_source.rows.formats import KvFormat
 from nats_stream_source.spark.compat import validate_limits
-from nats_stream_source.spark.readers import NatsInputPartition
+from nats_stream_source.spark.readers import NatsInputPartition, NoAdmissionReader
 from nats_stream_source.spark.runner import close_cached_runners
-from nats_stream_source.spark.stream_reader_v40 import NoAdmissionReader
 from tests.support.nats.buckets import create_bucket, put
 
 Json = dict[str, Any]

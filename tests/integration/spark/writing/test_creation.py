@@ -14,8 +14,8 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ApiError, ConfigurationError, OptionError
 from nats_stream_source.options.writing import kv_write_options, stream_write_options
 from nats_stream_source.rows.columns import ddl as columns_read
-from nats_stream_source.spark.writing.columns import validate_columns
-from nats_stream_source.spark.writing.target import prepare_target
+from nats_stream_source.spark.datasource import validate_columns
+from nats_stream_source.spark.writing.task import prepare_target
 from tests.support.nats.buckets import api
 from tests.support.nats.cluster import Cluster
 from tests.support.nats.jwt_operator import Operator

@@ -19,8 +19,7 @@ from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.options.writing import kv_write_options, stream_write_options
 from nats_stream_source.spark.datasource import NatsKvDataSource
 from nats_stream_source.spark.runner import close_cached_runners
-from nats_stream_source.spark.writing.target import prepare_target
-from nats_stream_source.spark.writing.task import write_task
+from nats_stream_source.spark.writing.task import prepare_target, write_task
 from tests.support.nats.buckets import api, create_bucket, delete, publish, put, put_many
 from tests.support.nats.streams import create_stream, stream_state
 from tests.support.query_driver.batch import Row, read_batch
