@@ -95,6 +95,12 @@ def watched(bucket: str, **options: Any) -> Read:
     return read
 
 
+def range_or_watch(kind: str, url: str, bucket: str, end: int) -> Read:
+    if kind == "range":
+        return ordered(url, f"KV_{bucket}", end)
+    return watched(bucket, min_last_revision=end)
+
+
 @contextmanager
 def consumers_on(server: str) -> Iterator[asyncio.Event]:
     """Let ordered readers read from this server; the event is set when a consumer is there."""
@@ -262,13 +268,8 @@ def mirrored(domains: HubAndLeaf) -> Iterator[str]:
 @pytest.mark.parametrize("kind", ["range", "watch, min_last_revision"])
 async def test_lagging_mirror_is_awaited(domains: HubAndLeaf, mirrored: str, kind: str) -> None:
     url = domains.leaf.url
-    reads = {
-        "range": ordered(url, f"KV_{mirrored}"),
-        "watch, min_last_revision": watched(mirrored, min_last_revision=ALL),
-    }
-
     async with connected(url) as link:
-        reading = asyncio.ensure_future(reads[kind](link))
+        reading = asyncio.ensure_future(range_or_watch(kind, url, mirrored, ALL)(link))
         await still_waits(reading)
         domains.line.release()
         assert await asyncio.wait_for(reading, _DEADLINE) == list(range(1, ALL + 1))
@@ -297,13 +298,8 @@ async def test_sequence_in_future(shared_server: NatsServer, kind: str) -> None:
     url, name = shared_server.url, f"early{next(_serial)}"
     create_bucket(url, name, history=5)
     put_entries(url, name, range(OLD))
-    reads = {
-        "range": ordered(url, f"KV_{name}", end=OLD + 1),
-        "watch, min_last_revision": watched(name, min_last_revision=OLD + 1),
-    }
-
     async with connected(url) as link:
-        reading = asyncio.ensure_future(reads[kind](link))
+        reading = asyncio.ensure_future(range_or_watch(kind, url, name, OLD + 1)(link))
         await still_waits(reading)
         await asyncio.to_thread(put_entries, url, name, range(OLD, OLD + 1))
         assert await asyncio.wait_for(reading, _DEADLINE) == list(range(1, OLD + 2))

@@ -11,18 +11,9 @@ from typing import Any
 import nkeys
 
 _NO_LIMITS = {
-    "subs": -1,
-    "data": -1,
-    "payload": -1,
-    "imports": -1,
-    "exports": -1,
+    **dict.fromkeys(("subs", "data", "payload", "imports", "exports", "conn", "leaf"), -1),
+    **dict.fromkeys(("mem_storage", "disk_storage", "streams", "consumer"), -1),
     "wildcards": True,
-    "conn": -1,
-    "leaf": -1,
-    "mem_storage": -1,
-    "disk_storage": -1,
-    "streams": -1,
-    "consumer": -1,
 }
 
 CREDENTIALS = """-----BEGIN NATS USER JWT-----

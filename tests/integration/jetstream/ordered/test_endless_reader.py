@@ -172,24 +172,19 @@ async def test_readers_survive_connection_closed_by_one(nats_server: NatsServer)
     create_bucket(url, "b", history=5)
     created = bucket_info(url, "b")["created"]
 
-    async def whole() -> None:
-        async with connect(url) as jetstream:
-            link = SharedConnection(jetstream.connection)
-            request = RangeRequest(
-                "KV_b", KnownStream(created), 0, ENDLESS, eager=True, heartbeat=0.1
-            )
-            readers = [OrderedReader(link, request) for _ in range(2)]
-            async with aclosing(readers[0].batches()) as one, aclosing(readers[1].batches()) as two:
-                for batches in (one, two):
-                    assert len(await anext(batches)) == 0
-                put(url, "b", "k", b"v")
-                assert [await rows(one, 1), await rows(two, 1)] == [[1], [1]]
-                await link.drop()
-                put(url, "b", "k", b"w")
-                assert [await rows(one, 1), await rows(two, 1)] == [[2], [2]]
-                assert jetstream.connection.reconnects == 1
-        with pytest.raises(ConnectError):
-            await link.connection()
-
-    await asyncio.wait_for(whole(), DEADLINE)
+    async with connect(url) as jetstream, deadline(DEADLINE):
+        link = SharedConnection(jetstream.connection)
+        request = RangeRequest("KV_b", KnownStream(created), 0, ENDLESS, eager=True, heartbeat=0.1)
+        readers = [OrderedReader(link, request) for _ in range(2)]
+        async with aclosing(readers[0].batches()) as one, aclosing(readers[1].batches()) as two:
+            for batches in (one, two):
+                assert len(await anext(batches)) == 0
+            put(url, "b", "k", b"v")
+            assert [await rows(one, 1), await rows(two, 1)] == [[1], [1]]
+            await link.drop()
+            put(url, "b", "k", b"w")
+            assert [await rows(one, 1), await rows(two, 1)] == [[2], [2]]
+            assert jetstream.connection.reconnects == 1
+    with pytest.raises(ConnectError):
+        await link.connection()
     assert consumers(url, "b") == []
