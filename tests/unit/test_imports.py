@@ -145,35 +145,32 @@ from nats_stream_source.delta import merge
     assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: broken"
 
 
-def test_missing_package_is_import_error() -> None:
-    code = """
+WITHOUT_SPARK = {
+    "a missing package is an ImportError": """
 try:
     from nats_stream_source.delta import merge
 except ImportError as error:
     from nats_stream_source.errors import NatsSourceError
     assert isinstance(error, NatsSourceError)
-"""
-    assert errors_of(code) == []
-
-
-def test_jetstream_options_and_command_line_do_not_need_spark() -> None:
-    code = """
+""",
+    "JetStream, options and command line": """
 import nats_stream_source.cli.follow, nats_stream_source.cli.inspect, nats_stream_source.cli.peek
 from nats_stream_source import read_bucket
 import nats_stream_source.embedded, nats_stream_source.options
 import nats_stream_source.jetstream as jetstream
 for name in jetstream.__all__:
     getattr(jetstream, name)
-"""
-    assert errors_of(code) == []
-
-
-def test_rule_and_writer_of_delta_tables_do_not_need_spark() -> None:
-    code = """
+""",
+    "rule and writer of Delta tables": """
 import nats_stream_source.delta.driver.engine, nats_stream_source.delta.rules.changes
 import nats_stream_source.delta.refused
 from nats_stream_source.delta import AutoLimits, Follower, Upkeep
-"""
+""",
+}
+
+
+@pytest.mark.parametrize("code", WITHOUT_SPARK.values(), ids=WITHOUT_SPARK)
+def test_code_does_not_need_spark(code: str) -> None:
     assert errors_of(code) == []
 
 

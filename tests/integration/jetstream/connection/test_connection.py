@@ -7,6 +7,7 @@ import gc
 import socket
 import struct
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -167,36 +168,33 @@ async def test_websockets_and_others_do_not_mix(shared_server: NatsServer) -> No
         await Connection.open(both)
 
 
-async def test_kept_connection_dead_is_replaced(nats_server: NatsServer) -> None:
+@pytest.fixture
+async def link(nats_server: NatsServer) -> AsyncIterator[ReusableConnection]:
     link = ReusableConnection(settings(nats_server.url))
-    try:
-        first = await link.connection()
-        same = await link.connection(fresh=0)
-        await first.close()
-        other = await link.connection()
-        assert (first is same, first is other) == (True, False)
-    finally:
-        await link.drop()
+    yield link
+    await link.drop()
 
 
-async def test_concurrent_callers_share_one_connection(nats_server: NatsServer) -> None:
+async def test_kept_connection_dead_is_replaced(link: ReusableConnection) -> None:
+    first = await link.connection()
+    same = await link.connection(fresh=0)
+    await first.close()
+    other = await link.connection()
+    assert (first is same, first is other) == (True, False)
+
+
+async def test_concurrent_callers_share_one_connection(link: ReusableConnection) -> None:
     """Planners of several streams start at the same time; a second connection would remain open."""
-    link = ReusableConnection(settings(nats_server.url))
-    try:
-        first, *others = await asyncio.gather(*(link.connection() for _ in range(3)))
-        assert all(other is first for other in others)
-    finally:
-        await link.drop()
+    first, *others = await asyncio.gather(*(link.connection() for _ in range(3)))
+    assert all(other is first for other in others)
 
 
-async def test_kept_connection_survives_restart(nats_server: NatsServer) -> None:
-    link = ReusableConnection(settings(nats_server.url))
-    try:
-        await link.connection()
-        nats_server.restart()  # the loop does not run meanwhile, as between two tasks
-        assert await (await link.connection(fresh=0)).alive(20)
-    finally:
-        await link.drop()
+async def test_kept_connection_survives_restart(
+    nats_server: NatsServer, link: ReusableConnection
+) -> None:
+    await link.connection()
+    nats_server.restart()  # the loop does not run meanwhile, as between two tasks
+    assert await (await link.connection(fresh=0)).alive(20)
 
 
 @pytest.mark.parametrize("steps", range(0, 60, 3))
