@@ -1,4 +1,8 @@
-"""The pages name what exists and quote real errors; navigation, anchors and diagrams."""
+"""The pages name what exists and quote real errors; navigation, anchors and diagrams of the site.
+
+``make docs`` builds the site and fails on each warning. These tests find the same errors without
+the packages of the extra ``docs``.
+"""
 
 from __future__ import annotations
 

@@ -30,8 +30,7 @@ from tests.support.cdc.events import Event, history, marked
 from tests.support.delta import rows_of
 from tests.support.nats import buckets
 from tests.support.paths import ROOT
-from tests.support.wait import wait_until
-from tests.support.writer_thread import WriterThread
+from tests.support.wait import WriterThread, wait_until
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -49,8 +49,7 @@ from tests.support.oracle.row_check import (
     message,
 )
 from tests.support.query_driver.driver import DEADLINE, OffsetJson, QueryDriver
-from tests.support.wait import wait_until
-from tests.support.writer_thread import WriterThread
+from tests.support.wait import WriterThread, wait_until
 
 KINDS = ("kv", "kv current", "stream")
 SEQUENCE_TERMS = {"kv": "revision", "kv current": "revision", "stream": "sequence"}

@@ -1,9 +1,10 @@
-"""Wait for a condition by polling, with a deadline that fails the test."""
+"""Waiting for a condition by polling, and a writing thread whose failure fails the test."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -49,3 +50,30 @@ async def wait_until_async(
 
 def _message(what: str, deadline: float, seen: object) -> str:
     return f"after {deadline:g} s still not: {what}" + (f"; {seen}" if seen else "")
+
+
+class WriterThread(threading.Thread):
+    """Calls :meth:`write_until_stopped`; :meth:`stop` raises its error."""
+
+    def __init__(self, deadline: float) -> None:
+        super().__init__(daemon=True)
+        self._deadline = deadline
+        self.over = threading.Event()
+        self.error: BaseException | None = None
+
+    def write_until_stopped(self) -> None:
+        """Write until ``over`` is set."""
+        raise NotImplementedError
+
+    def run(self) -> None:
+        try:
+            self.write_until_stopped()
+        except BaseException as error:  # raised by `stop`
+            self.error = error
+
+    def stop(self) -> None:
+        self.over.set()
+        self.join(self._deadline)
+        assert not self.is_alive()
+        if self.error is not None:
+            raise self.error

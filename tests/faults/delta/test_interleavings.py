@@ -1,4 +1,8 @@
-"""Random interleavings of merges, crashes, compaction and other writers, and two queries."""
+"""Random interleavings of merges, crashes, replays, compaction and other writers, and two queries.
+
+After each step the table's rows are those of the model, and the index that was kept is the one
+that is built from the table. Each commit of one of two queries conflicts with the other's.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""A disk that is full, or a directory that is not writable: of a server, a checkpoint, a table."""
+"""A disk that is full, or a directory that is not writable: of a server, a checkpoint, a table.
+
+The disk is a small one of its own (tmpfs), where this process may mount one. All that a server
+acknowledged is read, and writes resume with more space. A checkpoint that cannot be written ends
+the query with the error; it resumes, with either logs. A directory is not writable without the
+permission, which for root is the immutable attribute.
+"""
 
 from __future__ import annotations
 

@@ -31,8 +31,7 @@ from tests.support.nats.stored import stored_entries
 from tests.support.nats.streams import stream_state
 from tests.support.paths import ROOT
 from tests.support.spark.processes import kill_group
-from tests.support.wait import wait_until
-from tests.support.writer_thread import WriterThread
+from tests.support.wait import WriterThread, wait_until
 
 pytestmark = pytest.mark.faults
 
