@@ -146,7 +146,6 @@ def _local(where: str) -> Path:
 
 
 def _last_number(log: Path) -> int | None:
-    """The highest number of a log's files."""
     numbers = [int(file.name) for file in log.glob("[0-9]*") if file.name.isdecimal()]
     return max(numbers, default=None)
 
@@ -427,7 +426,6 @@ def _print(checkpoint: Checkpoint, compared: Compared) -> None:
 
 
 def _lines(source: Source, live: LiveState, checkpoint: Checkpoint) -> list[str]:
-    """The report on a source."""
     if source.problem is not None:
         return [f"source {source.name}: {source.problem}"]
     if source.other is not None:

@@ -124,7 +124,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _adapter(arguments: argparse.Namespace) -> FormatAdapter:
-    """The query that the flags describe."""
     if arguments.name is not None:
         if arguments.bucket is not None:
             raise OptionError("the bucket is named twice: leave out --bucket")

@@ -178,7 +178,6 @@ def _typed(json: Mapping[str, Any], name: str, kind: type) -> Any:
 
 
 def _field(json: Mapping[str, Any], name: str) -> Any:
-    """A field of a position."""
     if name == "created":
         return _timestamp(json, name)
     return _timestamp_or_none(json, name) if name == "time" else _typed(json, name, int)
@@ -189,7 +188,6 @@ def _missing(name: KeyError, json: Mapping[str, Any]) -> OffsetError:
 
 
 def _timestamp_or_none(json: Mapping[str, Any], name: str) -> str | None:
-    """As :func:`_timestamp`, or None."""
     return None if json[name] is None else _timestamp(json, name)
 
 

@@ -170,7 +170,6 @@ def _pieces(entries: pa.Table, positions: pa.Array) -> Iterator[range]:
 def _joined(
     rows: pa.RecordBatch, entries: pa.Table, positions: pa.Array, lookup: Lookup
 ) -> pa.RecordBatch:
-    """Rows with the columns of their entries."""
     selected = entries.select(list(lookup.columns.values())).take(positions)
     schema, columns = rows.schema, list(rows.columns)
     for name, column in zip(lookup.columns, selected.columns, strict=True):

@@ -100,7 +100,6 @@ def _added(columns: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
 
 
 def _position(schema: StructType, key: str) -> int:
-    """The position of the column ``key``."""
     found = [i for i, name in enumerate(schema.names) if name.lower() == key.lower()]
     if len(found) != 1:
         observed = "occurs twice" if found else "is missing"
@@ -118,7 +117,6 @@ def _position(schema: StructType, key: str) -> int:
 
 
 def _with_columns(schema: StructType, added: Mapping[str, str]) -> StructType:
-    """``schema`` with the added columns."""
     present = {name.lower() for name in schema.names}
     for source, name in added.items():
         if name.lower() in present:

@@ -166,7 +166,6 @@ class RowEncoder(ABC):
     def _messages(self, rows: _Rows) -> MessageColumns: ...
 
     def _add_headers(self, rows: _Rows) -> None:
-        """Add the fields of the column ``headers``."""
         if (maps := rows.column("headers")) is None:
             return
         try:

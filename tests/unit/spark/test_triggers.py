@@ -18,7 +18,7 @@ from nats_stream_source.spark.planning.limits import (
     next_first,
     share_limits,
 )
-from nats_stream_source.spark.planning.triggers import PollBackoff, TriggerDelay
+from nats_stream_source.spark.planning.query_planner import PollBackoff, TriggerDelay
 
 START = Position("2026-01-01T00:00:00Z", 0, 0, 7, None, 7, 7)
 
