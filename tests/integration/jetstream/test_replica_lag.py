@@ -175,10 +175,7 @@ READS = {
         lag.outside.url, f"KV_{lag.bucket}", filters=(f"$KV.{lag.bucket}.*",)
     ),
     "last per subject": lambda lag: ordered(
-        lag.outside.url,
-        f"KV_{lag.bucket}",
-        filters=(f"$KV.{lag.bucket}.>",),
-        last_per_subject=True,
+        lag.outside.url, f"KV_{lag.bucket}", filters=(f"$KV.{lag.bucket}.>",), last_per_subject=True
     ),
     "watch": lambda lag: watched(lag.bucket),
     "watch of history": lambda lag: watched(lag.bucket, include_history=True),

@@ -18,10 +18,7 @@ _OTHER_USES = (
     *("key_agreement", "encipher_only", "decipher_only"),
 )
 _SIGNS = x509.KeyUsage(
-    digital_signature=True,
-    key_cert_sign=True,
-    crl_sign=True,
-    **dict.fromkeys(_OTHER_USES, False),
+    digital_signature=True, key_cert_sign=True, crl_sign=True, **dict.fromkeys(_OTHER_USES, False)
 )
 
 

@@ -156,10 +156,7 @@ class HubAndLeaf:
 
 @contextlib.contextmanager
 def hub_and_leaf(
-    *,
-    options: str = "",
-    hub_options: str = "",
-    line: Callable[[int], Line] = Line,
+    *, options: str = "", hub_options: str = "", line: Callable[[int], Line] = Line
 ) -> Iterator[HubAndLeaf]:
     """A hub and a leaf node, each with a domain; entered, the leaf reaches the hub's JetStream.
 

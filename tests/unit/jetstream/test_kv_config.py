@@ -256,10 +256,7 @@ SOURCES: list[tuple[ExternalSource, dict[str, Any]]] = [
     (ExternalSource("main"), {"name": "KV_main", "subject_transforms": [ALL_OF_MAIN]}),
     (
         ExternalSource("main", keys="a.>"),
-        {
-            "name": "KV_main",
-            "subject_transforms": [{"src": "$KV.main.a.>", "dest": "$KV.all.a.>"}],
-        },
+        {"name": "KV_main", "subject_transforms": [{"src": "$KV.main.a.>", "dest": "$KV.all.a.>"}]},
     ),
     (
         ExternalSource("main", domain="hub"),
@@ -274,10 +271,7 @@ SOURCES: list[tuple[ExternalSource, dict[str, Any]]] = [
         {
             "name": "KV_main",
             "subject_transforms": [
-                {
-                    "src": "$KV.main.*.b.*.>",
-                    "dest": "$KV.all.{{wildcard(1)}}.b.{{wildcard(2)}}.>",
-                }
+                {"src": "$KV.main.*.b.*.>", "dest": "$KV.all.{{wildcard(1)}}.b.{{wildcard(2)}}.>"}
             ],
         },
     ),
@@ -285,11 +279,7 @@ SOURCES: list[tuple[ExternalSource, dict[str, Any]]] = [
     (ExternalSource("all", domain="hub"), {"name": "KV_all", "external": {"api": "$JS.hub.API"}}),
     (
         ExternalSource("all", domain="hub", keys="a.*"),
-        {
-            "name": "KV_all",
-            "external": {"api": "$JS.hub.API"},
-            "filter_subject": "$KV.all.a.*",
-        },
+        {"name": "KV_all", "external": {"api": "$JS.hub.API"}, "filter_subject": "$KV.all.a.*"},
     ),
 ]
 
@@ -339,8 +329,7 @@ def test_wrong_names() -> None:
 
 
 @pytest.mark.parametrize(
-    "config",
-    [{"name": "ORDERS"}, {"name": "KV_x"}, {"name": "KV_x", "max_msgs_per_subject": 65}],
+    "config", [{"name": "ORDERS"}, {"name": "KV_x"}, {"name": "KV_x", "max_msgs_per_subject": 65}]
 )
 def test_config_of_other_stream(config: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedStreamError, match="is not a bucket"):

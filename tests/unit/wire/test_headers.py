@@ -78,12 +78,7 @@ CASES: dict[str, tuple[bytes | None, dict[str, list[str]] | None]] = {
     "a NUL": (block("A: \0"), {"A": ["\0"]}),
     "the server's": (
         block("Nats-Msg-Size: 3", "Nats-TTL: 1s", "KV-Operation: DEL", "Status: 404"),
-        {
-            "Nats-Msg-Size": ["3"],
-            "Nats-TTL": ["1s"],
-            "KV-Operation": ["DEL"],
-            "Status": ["404"],
-        },
+        {"Nats-Msg-Size": ["3"], "Nats-TTL": ["1s"], "KV-Operation": ["DEL"], "Status": ["404"]},
     ),
 }
 

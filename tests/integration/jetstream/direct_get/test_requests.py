@@ -365,21 +365,13 @@ Many = Callable[[DirectGet, str], AsyncIterator[StoredMessage]]
 # The document's calls by their numbers. The second page of a call starts after the first one's last
 # message; its EOB says that more messages match.
 BATCHES: dict[str, tuple[Many, list[dict[str, Any]], list[int]]] = {
-    "1": (
-        lambda get, _: get.batch("S.1", batch=3),
-        [{"seq": 1, "batch": 3}],
-        [1, 5, 9],
-    ),
+    "1": (lambda get, _: get.batch("S.1", batch=3), [{"seq": 1, "batch": 3}], [1, 5, 9]),
     "1, two pages": (
         lambda get, _: get.batch("S.1", batch=2),
         [{"seq": 1, "batch": 2}, {"seq": 6, "batch": 2}],
         [1, 5, 9],
     ),
-    "2": (
-        lambda get, _: get.batch("S.1", batch=3, seq=4),
-        [{"seq": 4, "batch": 3}],
-        [5, 9],
-    ),
+    "2": (lambda get, _: get.batch("S.1", batch=3, seq=4), [{"seq": 4, "batch": 3}], [5, 9]),
     # The leader returns the sequence of a start time.
     "3": (
         lambda get, time: get.batch("S.1", batch=3, start_time=time),
@@ -434,11 +426,7 @@ MULTI: dict[str, tuple[dict[str, Any], list[dict[str, Any]], list[int]]] = {
     "2": ({"up_to_seq": 7}, [{"up_to_seq": 7}], [5, 6]),
     # The leader's sequence at that time, so that all pages are of one point in time.
     "3": ({"up_to_time": ...}, [{"up_to_seq": 4}], [1, 2]),
-    "4": (
-        {"batch": 1},
-        [{"batch": 1}, {"batch": 1, "seq": 10, "up_to_seq": 10}],
-        [9, 10],
-    ),
+    "4": ({"batch": 1}, [{"batch": 1}, {"batch": 1, "seq": 10, "up_to_seq": 10}], [9, 10]),
     "5": (
         {"batch": 1, "up_to_seq": 7},
         [{"batch": 1, "up_to_seq": 7}, {"batch": 1, "seq": 6, "up_to_seq": 7}],

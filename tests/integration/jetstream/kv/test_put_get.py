@@ -326,9 +326,7 @@ class Model:
 
 
 @settings(
-    max_examples=25,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(history=st.sampled_from([1, 2, 5]), steps=_STEPS)
 def test_bucket_equals_model(

@@ -260,8 +260,7 @@ async def test_object_in_lagging_mirror() -> None:
                 await store.get("a")
             assert await store.list() == ()
             waiting = asyncio.gather(
-                store.get("a", min_last_seq=info.sequence),
-                store.list(min_last_seq=info.sequence),
+                store.get("a", min_last_seq=info.sequence), store.list(min_last_seq=info.sequence)
             )
             done, _ = await asyncio.wait({waiting}, timeout=0.2)
             assert not done
@@ -376,8 +375,7 @@ async def test_put_refused_leaves_nothing(url: str, store: ObjectStore) -> None:
 
 
 @pytest.mark.parametrize(
-    "payload",
-    [b"", b"{", b"[]", b'{"name": "a"}', b'{"name": "a", "bucket": "b", "size": "5"}'],
+    "payload", [b"", b"{", b"[]", b'{"name": "a"}', b'{"name": "a", "bucket": "b", "size": "5"}']
 )
 async def test_meta_message_invalid(url: str, payload: bytes) -> None:
     publish(url, [(meta_subject("b", "a"), payload, None)])

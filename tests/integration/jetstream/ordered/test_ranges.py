@@ -68,10 +68,7 @@ def request_for(url: str, bucket: str, end: int, start: int = 0, **more: Any) ->
 
 
 async def read_range(
-    url: str,
-    request: RangeRequest,
-    between: Between | None = None,
-    **settings: Any,
+    url: str, request: RangeRequest, between: Between | None = None, **settings: Any
 ) -> tuple[list[int], OrderedReader]:
     async with linked(url, **settings) as link:
         reader = OrderedReader(link, request)

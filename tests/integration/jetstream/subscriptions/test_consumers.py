@@ -136,10 +136,7 @@ async def test_push_consumer_is_created_as_requested(url: str, jetstream: JetStr
 @pytest.mark.parametrize("limits", CONSUMER_LIMITS, ids=str)
 @pytest.mark.parametrize("min_last_seq", [None, 3])
 async def test_consumer_gets_limits_of_stream(
-    url: str,
-    jetstream: JetStream,
-    limits: dict[str, int],
-    min_last_seq: int | None,
+    url: str, jetstream: JetStream, limits: dict[str, int], min_last_seq: int | None
 ) -> None:
     stream = make_stream(url, 3, consumer_limits=limits)
     async with await subscribe(jetstream, stream=stream, min_last_seq=min_last_seq) as subscription:
@@ -162,11 +159,7 @@ async def test_consumer_gets_limits_of_stream(
     ],
 )
 async def test_consumer_beyond_limits_of_stream_is_refused(
-    url: str,
-    jetstream: JetStream,
-    config: ConsumerConfig,
-    limits: dict[str, int],
-    cure: str,
+    url: str, jetstream: JetStream, config: ConsumerConfig, limits: dict[str, int], cure: str
 ) -> None:
     stream = make_stream(url, 3, consumer_limits=limits)
     with pytest.raises(ApiError, match=cure):

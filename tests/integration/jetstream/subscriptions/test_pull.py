@@ -53,8 +53,7 @@ def seqs(messages: list[JsMessage]) -> list[int]:
 
 
 async def test_fetch_returns_available_messages_and_hides_statuses(
-    url: str,
-    jetstream: JetStream,
+    url: str, jetstream: JetStream
 ) -> None:
     stream = make_stream(url, 5)
 
@@ -138,8 +137,7 @@ async def test_cancelled_caller_returns_messages(url: str, jetstream: JetStream)
     async with await pull_on(jetstream, stream, ack_wait=60.0) as pull:
         waiting = asyncio.create_task(pull.fetch(10, 20))
         await wait_until_async(
-            lambda: consumer_info(url, stream, "d")["num_ack_pending"] == 5,
-            "five were delivered",
+            lambda: consumer_info(url, stream, "d")["num_ack_pending"] == 5, "five were delivered"
         )
         # The response follows the messages on the connection: all five were received.
         await jetstream.stream_info(stream)

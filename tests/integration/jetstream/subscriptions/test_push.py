@@ -100,10 +100,7 @@ async def test_acknowledgement_awaiting_response_is_exclusive(
     async def heard(message: Any) -> None:
         sent.append(message.data)
 
-    async with (
-        connected(url) as other,
-        await subscribe_pull(jetstream, stream=published) as pull,
-    ):
+    async with connected(url) as other, await subscribe_pull(jetstream, stream=published) as pull:
         (message,) = await pull.fetch(1)
         await other.connection.client.subscribe(message.reply, cb=heard)
         await flushed(other.connection.client)

@@ -140,8 +140,7 @@ def test_buckets(key_codec: str, value_codec: str, rows: list[list[Any]]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("text", "chain"),
-    [("base64", ("base64",)), (" Path , base64", ("path", "base64"))],
+    ("text", "chain"), [("base64", ("base64",)), (" Path , base64", ("path", "base64"))]
 )
 def test_chain_parsed(text: str, chain: tuple[str, ...]) -> None:
     assert parse_chain(text, KEY_CODECS) == chain

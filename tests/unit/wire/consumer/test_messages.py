@@ -35,12 +35,7 @@ def test_nine_tokens(stream: str, consumer: str, numbers: tuple[int, ...]) -> No
 
 @given(st.just("_") | names, names, names, names, five, st.lists(names, max_size=4))
 def test_eleven_tokens_and_more(
-    domain: str,
-    account: str,
-    stream: str,
-    consumer: str,
-    numbers: tuple[int, ...],
-    more: list[str],
+    domain: str, account: str, stream: str, consumer: str, numbers: tuple[int, ...], more: list[str]
 ) -> None:
     subject = ".".join(["$JS.ACK", domain, account, stream, consumer, *map(str, numbers), *more])
     expected = None if domain == "_" else domain

@@ -81,9 +81,7 @@ def test_unknown_scanner_is_refused(name: str) -> None:
     assert scanner.selected() == before
 
 
-def test_compiled_scanner_missing_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_compiled_scanner_missing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scanner, "compiled_scan", None)
     with pytest.raises(ConfigurationError, match=r"this installation has python; .* C compiler"):
         scanner.select("compiled")

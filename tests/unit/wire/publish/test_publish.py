@@ -284,13 +284,7 @@ def test_message_with_headers_is_not_pub_ack() -> None:
     block = b"NATS/1.0 503\r\n\r\n"
     size = len(block)
     frame = b"HMSG %s3 1 %d %d\r\n%s\r\n" % (LONG.encode(), size, size, block)
-    both = b"HMSG %s4 1 %d %d\r\n%s%s\r\n" % (
-        LONG.encode(),
-        size,
-        size + len(USUAL),
-        block,
-        USUAL,
-    )
+    both = b"HMSG %s4 1 %d %d\r\n%s%s\r\n" % (LONG.encode(), size, size + len(USUAL), block, USUAL)
     serials, seqs = parse(Framer().feed(frame + both), LONG.encode(), LEARNED)
     assert serials.tolist() == [3, 4]
     assert seqs.tolist() == [-1, -1]

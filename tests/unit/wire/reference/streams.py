@@ -126,8 +126,7 @@ words = st.one_of(
     st.binary(min_size=1, max_size=8).filter(lambda b: not any(c <= 32 for c in b)),
 )
 payloads = st.one_of(
-    st.binary(max_size=40),
-    st.lists(st.sampled_from(NASTY), max_size=8).map(b"".join),
+    st.binary(max_size=40), st.lists(st.sampled_from(NASTY), max_size=8).map(b"".join)
 )
 messages = st.builds(
     msg,
