@@ -228,11 +228,7 @@ Order = message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.Order")
 
 @pytest.mark.delta
 def test_values(
-    spark: SparkSession,
-    url: str,
-    tmp_path: Path,
-    capsys: Capture,
-    monkeypatch: pytest.MonkeyPatch,
+    spark: SparkSession, url: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create_stream(url, "HITS", "hits.>", allow_msg_counter=True)
     additions = [("hits.a", "+1"), ("hits.b", "+2"), ("hits.a", "+5"), ("hits.b", "-3")]

@@ -13,14 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import nats_stream_source
-from tests.support.spark.scenario import (
-    ALL,
-    Create,
-    PutMany,
-    Scene,
-    play,
-    read,
-)
+from tests.support.spark.scenario import ALL, Create, PutMany, Scene, play, read
 from tests.support.wait import wait_until
 
 pytestmark = [

@@ -97,11 +97,7 @@ _DEADLINE = 300.0  # seconds; only a failing test takes that long
 
 
 def read_with_retries(
-    query: QueryDriver,
-    seq: int,
-    failures: int = _TASK_FAILURES,
-    *,
-    planner_fails: bool = False,
+    query: QueryDriver, seq: int, failures: int = _TASK_FAILURES, *, planner_fails: bool = False
 ) -> None:
     """Read up to ``seq``; retry failed tasks as Spark does, but not a failed planner.
 

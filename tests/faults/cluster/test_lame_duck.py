@@ -67,10 +67,7 @@ class LameDuck:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_lame_duck_while_split_is_read(
-    cluster: Cluster,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    kind: str,
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     recorded = create_replicated(cluster, kind, COUNT, SIZE)
     read_in_small_batches(monkeypatch)

@@ -19,12 +19,7 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import NatsSourceError
-from tests.faults.cluster.replica_state import (
-    FAULTS,
-    NEVER,
-    create_replicated,
-    read_with_retries,
-)
+from tests.faults.cluster.replica_state import FAULTS, NEVER, create_replicated, read_with_retries
 from tests.support.nats.buckets import api
 from tests.support.nats.cluster import Cluster, leader_at, paused
 from tests.support.nats.topology import answers

@@ -189,11 +189,7 @@ def test_restored_store_on_all_replicas(
 @pytest.mark.parametrize("role", ["leader", "follower"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_restored_store_on_one_replica(
-    own_cluster: Cluster,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    kind: str,
-    role: str,
+    own_cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, role: str
 ) -> None:
     """The query is connected to it before it has a route to the others."""
     recorded = create_replicated(own_cluster, kind, OLD)

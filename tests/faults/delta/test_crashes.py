@@ -185,11 +185,7 @@ def test_crash_in_compaction_changes_no_row(
     ids=["read", "commit"],
 )
 def test_rows_replaced_during_compaction_stay_replaced(
-    path: Path,
-    table: InProcessTable,
-    monkeypatch: pytest.MonkeyPatch,
-    owner: type,
-    method: str,
+    path: Path, table: InProcessTable, monkeypatch: pytest.MonkeyPatch, owner: type, method: str
 ) -> None:
     """A merge commits while the files are read, or after they are in the new file."""
     table.merge(*SECOND)

@@ -238,9 +238,7 @@ async def test_busy_loop_does_not_miss_heartbeats(shared_server: NatsServer) -> 
 # -- a lost connection -----------------------------------------------------------------------------
 
 
-async def test_ephemeral_consumer_lost_with_server_is_error(
-    nats_server: NatsServer,
-) -> None:
+async def test_ephemeral_consumer_lost_with_server_is_error(nats_server: NatsServer) -> None:
     memory = {"mem_storage": True, "inactive_threshold": 0.2}
     stream = make_stream(nats_server.url, 3)
 
@@ -263,9 +261,7 @@ async def test_ephemeral_consumer_lost_with_server_is_error(
         await subscription.unsubscribe()
 
 
-async def test_durable_consumer_resumes_after_lost_connection(
-    shared_server: NatsServer,
-) -> None:
+async def test_durable_consumer_resumes_after_lost_connection(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url, 3)
     async with through_proxy(shared_server, stream, durable="d", config=None) as (
         proxy,

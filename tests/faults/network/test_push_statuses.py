@@ -21,10 +21,7 @@ from nats_stream_source.errors import (
     ProtocolError,
     UnknownStatusError,
 )
-from nats_stream_source.jetstream.subscriptions.subscribe import (
-    ConsumerConfig,
-    subscribe_ordered,
-)
+from nats_stream_source.jetstream.subscriptions.subscribe import ConsumerConfig, subscribe_ordered
 from nats_stream_source.wire.consumer.cursor import Rebuild
 from tests.faults.network.push import all_of, hmsg, through_proxy
 from tests.support.nats.buckets import flushed
@@ -97,9 +94,7 @@ async def test_flow_control_waits_for_messages_before_it(shared_server: NatsServ
         assert len(answers) == len(set(answers))
 
 
-async def test_swallowed_flow_control_is_answered_by_heartbeat(
-    shared_server: NatsServer,
-) -> None:
+async def test_swallowed_flow_control_is_answered_by_heartbeat(shared_server: NatsServer) -> None:
     stream = make_stream(shared_server.url, 1500, 10_000)
     async with (
         flow_answers(shared_server.url) as answers,
@@ -116,9 +111,7 @@ async def test_swallowed_flow_control_is_answered_by_heartbeat(
         assert any(b"Nats-Consumer-Stalled" in frame for frame in proxy.seen)
 
 
-async def test_flow_control_subject_of_other_form_is_answered(
-    shared_server: NatsServer,
-) -> None:
+async def test_flow_control_subject_of_other_form_is_answered(shared_server: NatsServer) -> None:
     """ADR-15, "Flow Control": the subject is not inspected, and the response is empty."""
     stream = make_stream(shared_server.url, 5)
     block = b"NATS/1.0 100 FlowControl Request\r\n\r\n"
@@ -180,10 +173,7 @@ def msg(frame: bytes, reply: bytes) -> bytes:
 
 
 async def expect_error(
-    server: NatsServer,
-    before: Callable[[bytes], bytes],
-    kind: type[NatsSourceError],
-    text: str,
+    server: NatsServer, before: Callable[[bytes], bytes], kind: type[NatsSourceError], text: str
 ) -> None:
     """Insert a frame before delivery 3: it is raised at its place, and each message delivered."""
     stream = make_stream(server.url, 5)

@@ -440,10 +440,7 @@ def put_numbered(url: str, bucket: str, keys: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("name", CRASHES)
 def test_driver_is_killed(
-    spark: SparkSession,
-    shared_server: NatsServer,
-    crashed: dict[str, tuple[str, Path]],
-    name: str,
+    spark: SparkSession, shared_server: NatsServer, crashed: dict[str, tuple[str, Path]], name: str
 ) -> None:
     """The micro-batch that was read and not committed is repeated with the same rows."""
     crash = CRASHES[name]
@@ -460,9 +457,7 @@ def test_driver_is_killed(
 
 
 @pytest.mark.spark  # beside those that need the same killed driver
-def test_register_where_spark_finds_nothing_by_itself(
-    crashed: dict[str, tuple[str, Path]],
-) -> None:
+def test_register_where_spark_finds_nothing_by_itself(crashed: dict[str, tuple[str, Path]]) -> None:
     """The killed driver's Spark did not find the format, and had it after ``register``."""
     (directory,) = {directory.parent for _, directory in crashed.values()}
     assert "[DATA_SOURCE_NOT_FOUND]" in (directory / "lookup").read_text()

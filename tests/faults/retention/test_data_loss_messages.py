@@ -195,11 +195,7 @@ def test_data_loss_message_of_recreated_stream(
 
 @pytest.mark.parametrize("more", [LEFT, 2 * GONE], ids=["behind", "grown past it"])
 def test_data_loss_message_of_rolled_back_stream(
-    nats_server: NatsServer,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    kind: str,
-    more: int,
+    nats_server: NatsServer, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, more: int
 ) -> None:
     """The message names the first sequence, the last one read, and where reading resumes."""
     recorded = RecordedStream(kind, nats_server.url).create()

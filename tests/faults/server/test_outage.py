@@ -169,9 +169,7 @@ def test_query_retries_while_unavailable_and_can_be_stopped(
     assert not stopping.is_alive()
 
 
-def test_query_of_several_buckets_waits_for_all(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_query_of_several_buckets_waits_for_all(caplog: pytest.LogCaptureFixture) -> None:
     """One of two has three replicas and loses its majority."""
     with Cluster(3) as cluster:
         create_bucket(cluster.url, "a", 64)

@@ -139,10 +139,7 @@ class Bucket:
         buckets.delete_bucket(self.url, self.name)
 
     def write(
-        self,
-        *entries: tuple[str, str],
-        value: bytes = b"x",
-        headers: dict[str, str] | None = None,
+        self, *entries: tuple[str, str], value: bytes = b"x", headers: dict[str, str] | None = None
     ) -> list[Entry]:
         """Write (key, operation) pairs; puts have the value and the headers."""
         messages_of = {

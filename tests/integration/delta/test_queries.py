@@ -182,9 +182,7 @@ def values(rows: list[dict[str, Any]]) -> dict[str, bytes | None]:
 
 
 def test_table_follows_bucket_and_is_reconciled(
-    spark: SparkSession,
-    shared_server: NatsServer,
-    tmp_path: Path,
+    spark: SparkSession, shared_server: NatsServer, tmp_path: Path
 ) -> None:
     url, table = shared_server.url, tmp_path / "table"
     frame = spark.createDataFrame([(key, key) for key in KEYS], "key STRING, value STRING")

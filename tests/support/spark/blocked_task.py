@@ -111,11 +111,7 @@ class BlockedTask:
 
 
 def _wait_for_status(
-    spark: SparkSession,
-    stage: int,
-    task: int,
-    status: tuple[int, str],
-    alive: Callable[[], None],
+    spark: SparkSession, stage: int, task: int, status: tuple[int, str], alive: Callable[[], None]
 ) -> None:
     """Wait until Spark has this attempt and status of a task on record."""
 

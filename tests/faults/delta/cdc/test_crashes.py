@@ -145,11 +145,7 @@ CASES = {
 @pytest.mark.parametrize("scd_type", [1, 2])
 @spark_in_faults
 def test_event_of_other_writer_between_read_and_commit_counts(
-    merge_events: Merge,
-    table: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    scd_type: int,
-    case: str,
+    merge_events: Merge, table: Path, monkeypatch: pytest.MonkeyPatch, scd_type: int, case: str
 ) -> None:
     before, event, others = CASES[case]
     rules = {"stored_as_scd_type": scd_type}
