@@ -70,7 +70,7 @@ class Snapshot:
     It is also the :class:`~nats_stream_source.delta.rules.rows.Reader` of its version.
 
     Attributes:
-        stored_schema: the same, all of them nullable, as in data files and in memory.
+        stored_schema: the columns, all of them nullable, as in data files and in memory.
         layout: of the table; None if this package did not create it.
         vectors: whether removed rows are written as deletion vectors.
         transactions: the ``version`` of each ``txn`` by its id, without those of own commits.
