@@ -18,8 +18,7 @@ from typing import Any
 
 from tests.soak import collect, supervisor
 from tests.soak.collect import Events
-from tests.soak.fault_injector import FaultInjector, InjectedFault
-from tests.soak.schedule import POWER_LOSS, Fault, schedule
+from tests.soak.fault_injector import POWER_LOSS, Fault, FaultInjector, InjectedFault, schedule
 from tests.soak.servers import COPY, COPY_PREFIX, STREAMS, Servers, find_leaks
 from tests.soak.sites import compare_sites
 from tests.soak.supervisor import DriverSupervisor, Memory

@@ -6,8 +6,8 @@ import copy
 
 import pytest
 
+from tests.soak.fault_injector import POWER_LOSS, schedule
 from tests.soak.run import Settings, clean, run, summary
-from tests.soak.schedule import POWER_LOSS, schedule
 from tests.soak.sites import Rows, compare
 from tests.support.oracle.row_oracle import compare_all
 

@@ -288,9 +288,7 @@ async def test_tls_connection_ignores_unencrypted_info(tmp_path: Path) -> None:
 
     with NatsServer(config=config) as real, Elsewhere(other) as elsewhere:
         lie = greeting(
-            auth_required=True,
-            tls_required=True,
-            connect_urls=[f"127.0.0.2:{elsewhere.port}"],
+            auth_required=True, tls_required=True, connect_urls=[f"127.0.0.2:{elsewhere.port}"]
         )
         with Between(real, lie) as relay, deadline():
             netloc = f"127.0.0.1:{relay.port}"

@@ -180,9 +180,7 @@ def test_crash_in_compaction_changes_no_row(
 
 
 @pytest.mark.parametrize(
-    ("owner", "method"),
-    [(TableObjects, "reader"), (Snapshot, "refresh")],
-    ids=["read", "commit"],
+    ("owner", "method"), [(TableObjects, "reader"), (Snapshot, "refresh")], ids=["read", "commit"]
 )
 def test_rows_replaced_during_compaction_stay_replaced(
     path: Path, table: InProcessTable, monkeypatch: pytest.MonkeyPatch, owner: type, method: str

@@ -7,9 +7,8 @@ import json
 from pathlib import Path
 
 from tests.soak.collect import STALLED, Events, read_events
-from tests.soak.fault_injector import InjectedFault
+from tests.soak.fault_injector import POWER_LOSS, Fault, InjectedFault
 from tests.soak.run import Outcome, Settings, memory_growth, summary
-from tests.soak.schedule import POWER_LOSS, Fault
 from tests.soak.servers import Servers, find_leaks
 from tests.soak.supervisor import Memory
 from tests.support.event_loop import run

@@ -328,12 +328,7 @@ async def test_mirror_lags() -> None:
     with hub_and_leaf() as pair:
         fill(pair.hub.url)
         make_mirror(
-            pair.leaf.url,
-            "FAR",
-            "S",
-            source_domain="hub",
-            allow_direct=True,
-            mirror_direct=True,
+            pair.leaf.url, "FAR", "S", source_domain="hub", allow_direct=True, mirror_direct=True
         )
         pair.line.hold()
         try:

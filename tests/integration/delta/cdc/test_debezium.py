@@ -181,10 +181,7 @@ def test_other_placeholder_of_connector(messages: Any) -> None:
         ("s", event("u", {"id": 2, "t": 'a "n/a"', "n": "1"}), 2),
     ]
     changes, corrupt = debezium_changes(
-        messages(events),
-        "id INT, t STRING, n DECIMAL(4,0)",
-        keys=["id"],
-        unavailable_value="n/a",
+        messages(events), "id INT, t STRING, n DECIMAL(4,0)", keys=["id"], unavailable_value="n/a"
     )
 
     assert [tuple(row)[:3] for row in changes.collect()] == [

@@ -273,11 +273,7 @@ class KeptTables(MemoryTables):
             newest.add(pa.RecordBatch.from_pylist(list(part), KEPT_EVENTS))
             parts.append(newest.table())
         changes = changes_of(
-            pa.concat_tables(parts),
-            self.layout,
-            self.tracked,
-            self.table,
-            self.state,
+            pa.concat_tables(parts), self.layout, self.tracked, self.table, self.state
         )
         self.apply(changes, crash=crash)
 
