@@ -343,6 +343,7 @@ def test_duplicate_window_short_warns(
     [("key STRING, ttl INT", 5, True), ("key STRING, ttl INT", 1, False), ("key STRING", 5, False)],
 )
 def test_ttl_in_bucket_with_history_warns(
+    spark: SparkSession,
     shared_server: NatsServer,
     caplog: pytest.LogCaptureFixture,
     columns: str,
