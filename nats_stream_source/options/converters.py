@@ -15,13 +15,8 @@ from enum import Enum
 from typing import Any, Generic, TypeVar
 
 from nats_stream_source.errors import ProtocolError
-from nats_stream_source.jetstream.kv.codec import (
-    KEY_CODECS,
-    VALUE_CODECS,
-    Chain,
-    parse_chain,
-)
 from nats_stream_source.jetstream.times import LONGEST_DURATION, nanoseconds
+from nats_stream_source.wire.codec import KEY_CODECS, VALUE_CODECS, Chain, parse_chain
 
 
 class DeliverPolicy(str, Enum):

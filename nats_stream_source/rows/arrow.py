@@ -14,19 +14,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from nats_stream_source.errors import ProtocolError
-from nats_stream_source.jetstream.kv.codec import (
-    KvCodec,
-    OnUndecodable,
-    SkippedEntries,
-    decode_key,
-    decode_value,
-    each,
-)
+from nats_stream_source.jetstream.kv.codec import KvCodec, OnUndecodable, SkippedEntries
 from nats_stream_source.jetstream.subjects import bucket_of
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.options import KvOptions, StreamOptions
 from nats_stream_source.rows.base import Split
 from nats_stream_source.rows.columns import read_columns
+from nats_stream_source.wire.codec import decode_key, decode_value, each
 from nats_stream_source.wire.columns import entry_operations, header_blocks, payloads, subjects
 from nats_stream_source.wire.consumer.deliveries import Deliveries
 from nats_stream_source.wire.header_columns import HEADERS, header_maps, origins

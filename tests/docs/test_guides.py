@@ -20,8 +20,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from nats_stream_source.delta import follow, merge
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.jetstream.kv.codec import encode_key, parse_chain
 from nats_stream_source.spark.runner import close_cached_runners
+from nats_stream_source.wire.codec import encode_key, parse_chain
 from tests.docs.pages import SERVER, blocks, page, rows_now
 from tests.support.nats.buckets import bucket_state, create_bucket, delete, publish, put, put_many
 from tests.support.nats.streams import create_stream, stream_state

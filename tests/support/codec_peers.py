@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from nats_stream_source.jetstream.kv.codec import Chain, decode_key, encode_key
+from nats_stream_source.wire.codec import Chain, decode_key, encode_key
 from tests.support.paths import ROOT
 
 Entries = dict[str, bytes]

@@ -25,13 +25,7 @@ from nats_stream_source.jetstream.kv.bucket import (
     bucket_errors,
     stream_info_with_revision,
 )
-from nats_stream_source.jetstream.kv.codec import (
-    OnUndecodable,
-    decode_key,
-    decode_value,
-    each,
-    encode_key,
-)
+from nats_stream_source.jetstream.kv.codec import OnUndecodable
 from nats_stream_source.jetstream.kv.requests import with_origin
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.subjects import KEY_PATTERN
@@ -40,6 +34,7 @@ from nats_stream_source.options.reading import ENTRY_COLUMNS, LOOKUP, LookupOpti
 from nats_stream_source.options.table import add_option_hints, option_names
 from nats_stream_source.rows.arrow import arrow_schema
 from nats_stream_source.spark.runner import cached_runner
+from nats_stream_source.wire.codec import decode_key, decode_value, each, encode_key
 
 log = field_logger(__name__)
 

@@ -22,14 +22,7 @@ from nats_stream_source.errors import (
     NatsSourceError,
     TtlNotSupportedError,
 )
-from nats_stream_source.jetstream.kv.codec import (
-    NO_CODEC,
-    KvCodec,
-    decode_key,
-    each,
-    encode_key,
-    encode_value,
-)
+from nats_stream_source.jetstream.kv.codec import NO_CODEC, KvCodec
 from nats_stream_source.jetstream.publish.pub_ack import (
     EXPECTED_LAST_SUBJECT_SEQUENCE,
     MSG_ID,
@@ -37,6 +30,7 @@ from nats_stream_source.jetstream.publish.pub_ack import (
     TTL,
 )
 from nats_stream_source.jetstream.subjects import KEY_PATTERN, RESERVED, filter_pattern
+from nats_stream_source.wire.codec import decode_key, each, encode_key, encode_value
 from nats_stream_source.wire.headers import KV_OPERATION, OPERATIONS
 from nats_stream_source.wire.publish import headers
 from nats_stream_source.wire.publish.frames import MessageColumns

@@ -25,11 +25,11 @@ from nats_stream_source.errors import (
     PermissionDeniedError,
     UndecodableError,
 )
-from nats_stream_source.jetstream.kv.codec import encode_key, encode_value
 from nats_stream_source.options.reading import lookup_options
 from nats_stream_source.spark.enrichment import entries
 from nats_stream_source.spark.enrichment.entries import Lookup, with_entries
 from nats_stream_source.spark.runner import close_cached_runners
+from nats_stream_source.wire.codec import encode_key, encode_value
 from tests.support.nats.buckets import create_bucket, delete, purge, put, put_many
 from tests.support.nats.topology import with_user
 from tests.support.spark.streaming_query import run_to_the_end

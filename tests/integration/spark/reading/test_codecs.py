@@ -9,7 +9,7 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import UndecodableError
-from nats_stream_source.jetstream.kv.codec import decode_key, encode_key, encode_value
+from nats_stream_source.wire.codec import decode_key, encode_key, encode_value
 from tests.support.nats.buckets import create_bucket, delete, put, put_many
 from tests.support.query_driver.batch import Row, read_batch
 from tests.support.query_driver.driver import new_query

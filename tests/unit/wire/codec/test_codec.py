@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from nats_stream_source.jetstream.kv.codec import (
+from nats_stream_source.wire.codec import (
     KEY_CODECS,
     VALUE_CODECS,
     Chain,
