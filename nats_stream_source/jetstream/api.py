@@ -30,10 +30,7 @@ import nats.errors
 from nats_stream_source.aio.tasks import MAX_CONCURRENT, gather_limited, run_to_completion
 from nats_stream_source.connection.connection import Connection
 from nats_stream_source.connection.settings import ConnectionSettings, split_list
-from nats_stream_source.err_codes import (
-    ACK_PENDING_WITHOUT_ACKS,
-    INACTIVE_THRESHOLD_EXCEEDS_LIMIT,
-)
+from nats_stream_source.err_codes import ACK_PENDING_WITHOUT_ACKS, INACTIVE_THRESHOLD_EXCEEDS_LIMIT
 from nats_stream_source.errors import (
     ApiError,
     ConsumerLimitError,

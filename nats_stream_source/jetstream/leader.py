@@ -28,11 +28,7 @@ import asyncio
 from typing import Any
 
 from nats_stream_source.aio.tasks import wait_cancellable
-from nats_stream_source.errors import (
-    MinLastSequenceError,
-    NatsSourceError,
-    RequestTimeoutError,
-)
+from nats_stream_source.errors import MinLastSequenceError, NatsSourceError, RequestTimeoutError
 from nats_stream_source.jetstream.api import JetStream, StoredMessage
 from nats_stream_source.jetstream.retry import Backoff, is_transient, retry
 from nats_stream_source.jetstream.stream_info import StreamInfo

@@ -15,12 +15,7 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.kv.codec import NO_CODEC, KvCodec
 from nats_stream_source.jetstream.stream_info import StreamInfo
-from nats_stream_source.jetstream.subjects import (
-    bucket_of,
-    key_subject,
-    stream_of,
-    write_prefix,
-)
+from nats_stream_source.jetstream.subjects import bucket_of, key_subject, stream_of, write_prefix
 
 if TYPE_CHECKING:
     from nats_stream_source.jetstream.api import JetStream

@@ -19,11 +19,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from nats_stream_source.connection.control_line import encoded_name
-from nats_stream_source.errors import (
-    KeyDeletedError,
-    KeyNotFoundError,
-    MessageNotFoundError,
-)
+from nats_stream_source.errors import KeyDeletedError, KeyNotFoundError, MessageNotFoundError
 from nats_stream_source.jetstream.api import JetStream, missing_messages
 from nats_stream_source.jetstream.direct_get.client import DirectGet
 from nats_stream_source.jetstream.kv.bucket import (
@@ -50,9 +46,7 @@ from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
 from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.jetstream.stream_info import StreamInfo
-from nats_stream_source.jetstream.subjects import (
-    RESERVED,
-)
+from nats_stream_source.jetstream.subjects import RESERVED
 
 R = TypeVar("R", bound="ReadOnlyKeyValue")
 

@@ -31,12 +31,7 @@ from numpy.typing import NDArray
 from nats_stream_source.connection.inbox import Inbox
 from nats_stream_source.connection.permissions import denied_error
 from nats_stream_source.connection.settings import PONG_TIMEOUT
-from nats_stream_source.errors import (
-    AckLostError,
-    AckTimeoutError,
-    NatsSourceError,
-    NoStreamError,
-)
+from nats_stream_source.errors import AckLostError, AckTimeoutError, NatsSourceError, NoStreamError
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.publish.pub_ack import lost_error, no_ack_error, too_large_error
 from nats_stream_source.jetstream.publish.window import Window

@@ -20,11 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nats_stream_source.jetstream.direct_get.last_messages import last_columns
-from nats_stream_source.jetstream.kv.bucket import (
-    Bucket,
-    bucket_errors,
-    stream_info_with_revision,
-)
+from nats_stream_source.jetstream.kv.bucket import Bucket, bucket_errors, stream_info_with_revision
 from nats_stream_source.jetstream.kv.codec import OnUndecodable
 from nats_stream_source.jetstream.kv.requests import with_origin
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection

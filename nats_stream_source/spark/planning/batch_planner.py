@@ -29,19 +29,9 @@ from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.options import DeliverPolicy, KvOptions, StreamOptions
-from nats_stream_source.rows.base import (
-    BatchReadKind,
-    BatchSplit,
-    FormatAdapter,
-    Split,
-    StreamView,
-)
+from nats_stream_source.rows.base import BatchReadKind, BatchSplit, FormatAdapter, Split, StreamView
 from nats_stream_source.rows.data_loss import report_aged_out
-from nats_stream_source.rows.start_position import (
-    resolve_start,
-    seq_before_time,
-    validate_past,
-)
+from nats_stream_source.rows.start_position import resolve_start, seq_before_time, validate_past
 from nats_stream_source.spark.planning.limits import Limits, plan_tasks
 from nats_stream_source.spark.planning.stream_states import (
     OtherSubjectsWarning,

@@ -47,12 +47,7 @@ from nats_stream_source.logs import field_logger
 from nats_stream_source.options import DeliverPolicy, StartPosition
 from nats_stream_source.rows.base import FormatAdapter, Split, StreamView
 from nats_stream_source.rows.data_loss import report_data_loss
-from nats_stream_source.rows.offsets import (
-    NO_STREAM_YET,
-    ONE_STREAM,
-    Offset,
-    Position,
-)
+from nats_stream_source.rows.offsets import NO_STREAM_YET, ONE_STREAM, Offset, Position
 from nats_stream_source.rows.start_position import report_ignored_start
 from nats_stream_source.spark.planning.limits import (
     NOTHING,

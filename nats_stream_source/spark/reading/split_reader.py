@@ -20,11 +20,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 
 import pyarrow as pa
 
-from nats_stream_source.errors import (
-    DataLossError,
-    ProtocolError,
-    StreamNotFoundError,
-)
+from nats_stream_source.errors import DataLossError, ProtocolError, StreamNotFoundError
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.stream_identity import Identity, StreamChangedError

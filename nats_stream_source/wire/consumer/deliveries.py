@@ -22,12 +22,7 @@ from numpy.typing import NDArray
 
 from nats_stream_source.errors import ProtocolError
 from nats_stream_source.wire.arrow_slices import in_order, slices
-from nats_stream_source.wire.consumer.messages import (
-    ACK_PREFIX,
-    V1_TOKENS,
-    V2_TOKENS,
-    AckReply,
-)
+from nats_stream_source.wire.consumer.messages import ACK_PREFIX, V1_TOKENS, V2_TOKENS, AckReply
 from nats_stream_source.wire.framing.frames import Framer, Frames, Row, read_only
 from nats_stream_source.wire.table import ACK, Field, Table
 

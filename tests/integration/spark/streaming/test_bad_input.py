@@ -11,24 +11,11 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.errors import (
-    JetStreamNotEnabledError,
-    OffsetError,
-    StreamNotFoundError,
-)
+from nats_stream_source.errors import JetStreamNotEnabledError, OffsetError, StreamNotFoundError
 from tests.support.nats.buckets import create_bucket, publish, put
 from tests.support.nats.streams import create_stream
 from tests.support.query_driver.driver import new_query, sequences
-from tests.support.spark.scenario import (
-    Action,
-    Create,
-    ExpectError,
-    Put,
-    Run,
-    Scene,
-    play,
-    read,
-)
+from tests.support.spark.scenario import Action, Create, ExpectError, Put, Run, Scene, play, read
 
 SECRET = "hunter2-is-secret"
 
