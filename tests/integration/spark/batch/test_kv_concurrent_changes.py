@@ -147,8 +147,8 @@ def test_keys_that_come_and_go_meanwhile(
         ("e", "PUT"),
         ("f", "PUT"),
         ("a", "PUT"),
-        ("c", "DEL"),
         ("new", "PUT"),
+        ("c", "DEL"),
     ]
     assert next(row for row in rows if row["key"] == "a")["value"] == b"2"
     # A second attempt of the task returns the same rows.
