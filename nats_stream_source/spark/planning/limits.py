@@ -250,10 +250,11 @@ class Limits:
 
     async def count_subjects(self, view: StreamView) -> int:
         """The number of subjects that match the filters, estimated by their messages."""
-        messages = 0
+        messages = view.info.messages
         with contextlib.suppress(ConsumerLimitError):
             messages = (await _count_after(view, 0)).messages
-        return messages * view.info.subjects // max(view.info.messages, 1)
+        # Rounded up: a range that counts no rows would take no part in the limits.
+        return -(-messages * view.info.subjects // max(view.info.messages, 1))
 
 
 def _is_same(then: StreamInfo, now: StreamInfo) -> bool:
@@ -400,7 +401,7 @@ def share_limits(
     )
     fraction = max(0.0, min(1.0, by_rows, by_bytes))
     rows_of = {name: 1 + int(demand.rows * fraction) for name, demand in shared.items()}
-    if 0 < by_rows == fraction:
+    if shared and 0 < by_rows == fraction:
         rows_of[next(iter(shared))] += int(rows_left) - sum(rows_of.values())
     for name, rows in rows_of.items():
         result[name] = RangeLimit(rows) if rows_left >= rows and bytes_left > 0 else NOTHING

@@ -18,9 +18,9 @@ the position: a stream of the same name with the same messages continues there, 
 of a core and the server a third of one, and Spark's call itself costs time. So the planner waits
 for the next poll inside of Spark's call, and polls become rarer while the stream is unchanged: the
 interval is a hundredth of the time since the last change, at least 20 ms and at most 250 ms. While
-other subjects receive messages that the query does not read, polls take a tenth of the time at
-most. A poll of many streams consists of several requests: there are at most five requests in a
-second.
+other subjects receive messages that the query does not read, the planner waits ten times as long
+as the last poll took, at most 100 ms. A poll of many streams consists of several requests: there
+are at most five requests in a second.
 
 :class:`TriggerDelay`: a query with ``minRowsPerTrigger`` reads nothing until so many rows are
 available, or until ``maxTriggerDelay`` seconds have passed since its last micro-batch. The first
@@ -122,8 +122,8 @@ class PollBackoff:
         """Record a poll that found no message after ``start``.
 
         Args:
-            state: the state of the stream or streams that the poll covered; None if it did not
-                cover all filters, so that the next one must.
+            state: the state of the stream or streams that the poll covered; None if the next one
+                may find more without a change of it (a delay, a mirror that lags).
         """
         self._returned_at = self._silent_since = now = self._clock()
         self._empty_at, self._last_state = start, state
@@ -276,8 +276,9 @@ class QueryPlanner:
             return start
         end = _moved(base, {name: one.end for name, one in planned.items()})
         if end == start:
-            waits_for_mirror = any(self._stream(name).waits_for_mirror for name in planned)
-            self._backoff.record_empty(start, None if waits_for_mirror else state, requests)
+            # Not settled: a mirror is waited for, or a stream was away when it was planned.
+            settled = all(self._stream(name).last is one for name, one in planned.items())
+            self._backoff.record_empty(start, state if settled else None, requests)
             return start
         self._backoff.reset()
         self._delay.record()

@@ -34,6 +34,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from nats_stream_source.aio.tasks import gather_limited
+from nats_stream_source.jetstream.api import max_concurrent_requests
 from nats_stream_source.jetstream.kv.bucket import UNMARKED_TTLS
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.stream_identity import KnownStream
@@ -47,6 +48,8 @@ from nats_stream_source.rows.offsets import Position, range_between
 from nats_stream_source.rows.start_position import resolve_start
 from nats_stream_source.spark.planning.limits import Limits, RangeLimit
 from nats_stream_source.spark.planning.stream_states import OtherSubjectsWarning
+
+_FEW_FILTERS = 8  # whose next messages are requested, before their last ones
 
 log = field_logger(__name__)
 
@@ -320,6 +323,7 @@ async def newest_match(view: StreamView, start: int, last: int) -> tuple[int, st
     too, at the next idle heartbeat. The newest message alone often decides. Otherwise the leader is
     requested for each filter's next message after ``start``, and where that exists for its last
     one: a request for the last message of a wide filter without a match searches the whole stream.
+    Of many filters none is wide, so only their last messages are requested.
 
     Returns:
         its sequence and timestamp; ``last`` without a timestamp where a filter's last message lies
@@ -337,13 +341,15 @@ async def newest_match(view: StreamView, start: int, last: int) -> tuple[int, st
         return last, newest.time
 
     async def newest_of(subject_filter: str) -> tuple[int, str | None]:
-        following = await jetstream.message(stream, seq=start + 1, next_by_subj=subject_filter)
-        if following is None or following.seq > last:
-            return 0, None
+        if len(filters) <= _FEW_FILTERS:
+            following = await jetstream.message(stream, seq=start + 1, next_by_subj=subject_filter)
+            if following is None or following.seq > last:
+                return 0, None
         message = await jetstream.message(stream, last_by_subj=subject_filter)
         return (0, None) if message is None else (message.seq, message.time)
 
-    seq, time = max(await gather_limited(newest_of, filters), key=lambda found: found[0])
+    found = await gather_limited(newest_of, filters, max_concurrent_requests(jetstream))
+    seq, time = max(found, key=lambda one: one[0])
     if seq <= start:
         await view.verify_missing(last)
         return None

@@ -233,8 +233,8 @@ async def _unknown(jetstream: JetStream, batch_split: BatchSplit, names: Sequenc
         first = await jetstream.message(stream, seq=1, next_by_subj=name)
         if first is None or any(header in first.headers for header in _REPLACES):
             return Cause.PURGED
-        if first.seq <= request.end:
-            return Cause.SUPERSEDED
+        if first.seq <= request.end or history == 1:
+            return Cause.SUPERSEDED  # of one revision, an earlier one leaves no trace
         if history < 1:
             return None
         counts = await jetstream.subject_counts(stream, name)

@@ -79,7 +79,7 @@ async def test_write_is_change_and_ends_silence() -> None:
     assert await time.look() == pytest.approx(0.02)
 
 
-async def test_partial_poll_is_not_exhaustive() -> None:
+async def test_poll_without_state_is_not_unchanged() -> None:
     time = Time()
     await time.look()
     time.idle.record_empty(START, None)
@@ -169,6 +169,11 @@ LIMITS = {
         RangeLimit(10),
         [Demand(20, 1.0), WHOLE, WHOLE],
         [NOTHING, None, NOTHING],
+    ),
+    "a row is left, and no stream shares it": (
+        RangeLimit(21),
+        [WHOLE, Demand(0, 0.0)],
+        [None, None],
     ),
     "a limit of bytes stops a second whole one": (
         RangeLimit(None, 5000),

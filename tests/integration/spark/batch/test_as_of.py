@@ -90,6 +90,8 @@ def test_rows_equal_model_at_every_revision(
 ) -> None:
     if not pauses:
         skip_catch_up(monkeypatch)
+    if seed:  # the revisions that wait are reduced to one a key before the end
+        monkeypatch.setattr(as_of, "_MAX_ROWS", 3)
     url, chance, model = shared_server.url, random.Random(100 * history + seed), Model(history)
     create_bucket(url, bucket, history)
     messages = []
