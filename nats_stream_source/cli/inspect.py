@@ -238,7 +238,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     comparison = parser.add_mutually_exclusive_group()
     comparison.add_argument(
         "--max-lag",
-        type=int,
+        type=_rows,
         metavar="ROWS",
         help="exit with status 1 if the lag of a source exceeds this number of rows",
     )
@@ -253,6 +253,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prometheus", action="store_true", help="the lag as metrics for Prometheus, as text"
     )
     add_connection(parser)
+
+
+def _rows(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of rows")
+    return int(text)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -100,6 +100,8 @@ class ServerUrl:
                 f"ASCII; write it in its xn-- form",
                 settings=("servers",),
             )
+        if host.count(".") == 1:
+            host = host.rstrip(".")  # resolvers that read /etc/hosts do not find `localhost.`
         host = f"[{host}]" if ":" in host else host
         if port is None and scheme not in WEBSOCKET:
             port = _DEFAULT_PORT

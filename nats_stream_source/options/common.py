@@ -209,7 +209,9 @@ def validated_stream_set(
         OptionError: the options do not fit each other, or the streams of the query.
     """
     several = _stream_set(values, one)
-    given = [name for name in sequences if values[name] and not _by_name(values[name])]
+    given = [
+        name for name in sequences if values[name] is not None and _by_name(values[name]) is None
+    ]
     if several is not None and given:
         each = """write one for each, such as {"<name>": 17, "<name>": "earliest"}, """
         raise OptionError(

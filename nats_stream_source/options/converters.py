@@ -129,9 +129,6 @@ def name(value: str) -> str:
     return value
 
 
-subject = name.named("subject")  # validated where it is used
-
-
 @kind("string")
 def password(value: str) -> str:
     """A password, unchanged; it may be empty."""
@@ -354,6 +351,14 @@ def subject_token(value: str) -> str:
     """One token of a subject."""
     if not value or set(value) & set(" \t\r\n.*>"):
         raise ValueError("is not one token: dots, wildcards and spaces are not allowed")
+    return value
+
+
+@kind("subject")
+def subject(value: str) -> str:
+    """A subject without wildcards."""
+    for token in value.split("."):
+        subject_token(token)
     return value
 
 

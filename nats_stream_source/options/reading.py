@@ -300,6 +300,8 @@ def lookup_options(bucket: str, given: Mapping[str, str]) -> LookupOptions:
         )
 
 
+# -- nats_stream -----------------------------------------------------------------------------------
+
 STREAM: tuple[Option, ...] = (
     Option(
         "stream",

@@ -38,10 +38,11 @@ _ADVICE = (
 )
 
 # Texts of Spark 4.0 to 4.3 for a worker that does not start, and in them what the user is shown.
-_NOT_STARTED = re.compile(
-    r"PYTHON_VERSION_MISMATCH\] (?P<version>.+?)(?:, PySpark|$)|(?P<program>Cannot run program.*)"
-    r"|Error from python worker.*\n\s*(?P<worker>.+)|(?P<daemon>.*pyspark\.daemon.*)",
-    re.MULTILINE,
+_NOT_STARTED = (  # the first one that is found counts
+    r"PYTHON_VERSION_MISMATCH\] (.+?)(?:, PySpark|$)",
+    r"(Cannot run program.*)",
+    r"Error from python worker.*\n\s*(.+)",
+    r"(.*pyspark\.daemon.*)",
 )
 
 log = field_logger(__name__)
@@ -95,8 +96,8 @@ def verify(worker: dict[str, Any], version: str) -> None:
 
 def start_failure(text: str) -> str | None:
     """What Spark reports of a worker that did not start; None if ``text`` is of another failure."""
-    found = _NOT_STARTED.search(text)
-    return None if found is None else next(filter(None, found.groups())).strip()
+    found = (re.search(pattern, text, re.MULTILINE) for pattern in _NOT_STARTED)
+    return next((one[1].strip() for one in found if one), None)
 
 
 def _report(modules: tuple[str, ...]) -> Callable[[int], str]:

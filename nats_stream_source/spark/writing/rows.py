@@ -69,7 +69,7 @@ class _Rows:
     """The rows of a record batch that is encoded.
 
     Attributes:
-        where: the row of an index, for errors.
+        where: partition, target and kind of name, for errors.
         names: their keys or subjects.
         fields: the fields of their headers.
     """
@@ -100,8 +100,10 @@ class _Rows:
     def error(
         self, index: int, problem: str, kind: type[NatsSourceError] = ConfigurationError
     ) -> NatsSourceError:
-        where = self.where.format(row=self.first + index)
-        return kind(f"could not write {where} {self.names[index].as_py()!r}: {problem}")
+        return kind(
+            f"could not write row {self.first + index} {self.where} "
+            f"{self.names[index].as_py()!r}: {problem}"
+        )
 
 
 def _column(batch: pa.RecordBatch, name: str) -> pa.Array | None:
@@ -142,7 +144,7 @@ class RowEncoder(ABC):
         self.row = 0
         self.changed_headers = 0
         self._unsendable = unsendable
-        self._where = f"row {{row}} of partition {ids.partition} to {target}: {self._name}"
+        self._where = f"of partition {ids.partition} to {target}: {self._name}"
         self._ids = ids
         self._max_message_size = max_message_size
 

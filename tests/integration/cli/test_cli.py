@@ -245,6 +245,7 @@ def test_entry_point_is_command() -> None:
         (["inspect", "no/such/directory"], 1, "no/such/directory"),
         (["peek", "--bucket", "plant", "-n", "ten"], 2, "'ten' is not a number of at least 1"),
         (["inspect", ".", "--max-lag", "0"], 2, "--servers"),
+        (["inspect", ".", "--max-lag", "-1"], 2, "not a number of rows"),
         (["inspect", ".", "--prometheus"], 2, "--prometheus requires a server"),
         (
             ["peek", "--bucket", "plant", *_NOBODY],

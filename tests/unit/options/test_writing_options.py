@@ -136,7 +136,7 @@ BAD_KV = [
 BAD_STREAM = [
     ({"stream": "a b"}, "is not a stream's name"),
     ({"bucket": "b"}, r"write format\('nats_kv'\)"),
-    ({"subject": "orders.>"}, "is not a subject to publish to: it contains a wildcard"),
+    ({"subject": "orders.>"}, "is not one token"),
     (CREATE, "option 'subjects' is missing"),
     (CREATE | {"subjects": "a..b"}, "is not a subject filter"),
     (CREATE | {"subjects": "a.>,a.b"}, "overlap"),

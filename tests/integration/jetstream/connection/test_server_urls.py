@@ -102,6 +102,7 @@ async def test_scheme_in_upper_case_requires_tls(every_address: dict[str, Any]) 
         "nats://h?a=b": "nats://h:4222",
         "nats://h:": "nats://h:4222",
         "tls://A.b.": "tls://a.b.:4222",
+        "tls://localhost.": "tls://localhost:4222",
         "nats://[FE80::1%25Eth0]": "nats://[fe80::1%Eth0]:4222",
         "nats://xn--fa-hia.de": "nats://xn--fa-hia.de:4222",
         "nats://ß:ς@h": "nats://h:4222",

@@ -291,6 +291,16 @@ def test_refused_rows_of_stream(
     assert text in str(caught.value)
 
 
+def test_refused_row_of_stream_whose_name_has_braces() -> None:
+    encoder = StreamRowEncoder("a{b}", None, FILTERS, MessageIds("job", 0, False), None)
+    batch = pa.RecordBatch.from_pylist(
+        [{"subject": "plain", "data": None}],
+        pa.schema([("subject", pa.string()), ("data", pa.binary())]),
+    )
+    with pytest.raises(ConfigurationError, match=r"row 0 of partition 0 to stream 'a\{b\}': "):
+        encoder.encode(batch)
+
+
 def test_subject_option_applies_to_all_rows() -> None:
     columns = encode_stream({"data": b"1"}, {"data": b"2"}, subject="plain")
     assert [columns.subject(i) for i in range(2)] == ["plain", "plain"]
