@@ -1,4 +1,4 @@
-"""The permissions in docs/security.md suffice, and each of their lines is needed."""
+"""The permissions in docs/security.md suffice; each line of the blocks in ``USES`` is needed."""
 
 from __future__ import annotations
 

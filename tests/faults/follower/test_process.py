@@ -7,6 +7,7 @@ table, ``FOLLOW_SEED`` the points.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import time
@@ -22,6 +23,7 @@ from tests.support.follower import (
     QUERY,
     TABLES,
     FollowProcess,
+    MixedWriter,
     follow_once,
     following,
     operation,
@@ -32,7 +34,13 @@ from tests.support.follower import (
 )
 from tests.support.nats import buckets
 from tests.support.nats.store_files import small_disk
-from tests.support.object_store import BUCKET, ObjectStore, object_store, store_proxy
+from tests.support.object_store import (
+    BUCKET,
+    ObjectStore,
+    StoreProxy,
+    object_store,
+    store_proxy,
+)
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.faults
@@ -261,12 +269,22 @@ def test_two_followers_of_table_in_s3(nats_server: NatsServer, store: ObjectStor
     assert writer.differences(QUERY, opened(store)) == []
 
 
-def test_signal_in_commit(nats_server: NatsServer, store: ObjectStore) -> None:
-    url = nats_server.url
+@contextlib.contextmanager
+def behind_proxy(
+    url: str, store: ObjectStore
+) -> Iterator[tuple[MixedWriter, StoreProxy, list[str]]]:
+    """A table in S3 whose requests go through a proxy; at the end it has what was written."""
     writer = written_bucket(url, 20)
     with store_proxy(store.url) as proxy:
         options = storage_words({**store.storage_options, "AWS_ENDPOINT_URL": proxy.url})
         follow_once(url, "b", TABLE, *options)
+        yield writer, proxy, options
+    assert writer.differences(QUERY, opened(store)) == []
+
+
+def test_signal_in_commit(nats_server: NatsServer, store: ObjectStore) -> None:
+    url = nats_server.url
+    with behind_proxy(url, store) as (writer, proxy, options):
         for _ in range(3):
             with following(url, "b", TABLE, *options) as follower:
                 before, version = proxy.paused, opened(store).version()
@@ -277,21 +295,18 @@ def test_signal_in_commit(nats_server: NatsServer, store: ObjectStore) -> None:
                 assert follower.end() == 0
                 proxy.pause = 0.0
                 assert opened(store).version() > version
-    assert writer.differences(QUERY, opened(store)) == []
 
 
 def test_lost_responses_of_commits(nats_server: NatsServer, store: ObjectStore) -> None:
     """The store has a commit whose response is lost: it is not another writer's."""
     url = nats_server.url
-    writer = written_bucket(url, 20)
-    with store_proxy(store.url) as proxy:
-        options = storage_words({**store.storage_options, "AWS_ENDPOINT_URL": proxy.url})
-        follow_once(url, "b", TABLE, *options)
-        with following(url, "b", TABLE, *options) as follower:
-            for _ in range(3):
-                proxy.lose, lost = 1, proxy.lost
-                writer.write(20)
-                follower.wait(lambda: writer.differences(QUERY, opened(store)) == [], "equal rows")
-                wait_until(lambda lost=lost: proxy.lost > lost, "a lost response")
-            assert follower.end() == 0
-    assert writer.differences(QUERY, opened(store)) == []
+    with (
+        behind_proxy(url, store) as (writer, proxy, options),
+        following(url, "b", TABLE, *options) as follower,
+    ):
+        for _ in range(3):
+            proxy.lose, lost = 1, proxy.lost
+            writer.write(20)
+            follower.wait(lambda: writer.differences(QUERY, opened(store)) == [], "equal rows")
+            wait_until(lambda lost=lost: proxy.lost > lost, "a lost response")
+        assert follower.end() == 0

@@ -54,7 +54,7 @@ engines_and_modes = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.parametrize(
+engines_and_deletes = pytest.mark.parametrize(
     ("engine", "deletes"),
     [
         ("driver", "remove"),
@@ -64,6 +64,9 @@ engines_and_modes = pytest.mark.parametrize(
     ],
     indirect=["engine"],
 )
+
+
+@engines_and_deletes
 def test_reconcile(
     frame: Frame,
     table: Path,
@@ -271,19 +274,9 @@ def versions(table: Path) -> list[tuple[Any, ...]]:
     )
 
 
-@pytest.mark.parametrize(
-    ("engine", "kind"),
-    [
-        ("driver", REMOVE),
-        ("driver", MARK),
-        ("spark", MARK),
-        pytest.param("spark", REMOVE, marks=pytest.mark.faults),
-    ],
-    ids=["driver-remove", "driver-mark", "spark-mark", "spark-remove"],
-    indirect=["engine"],
-)
+@engines_and_deletes
 def test_row_gets_older_value(
-    kind: dict[str, Any],
+    deletes: Deletes,
     expired: Expired,
     bucket: Bucket,
     table: Path,
@@ -291,6 +284,7 @@ def test_row_gets_older_value(
     merge: Merge,
     reconciled: Reconciled,
 ) -> None:
+    kind: dict[str, Any] = {"deletes": deletes}
     older = expired("k", "l", **kind)
     merge(frame(*bucket.write(("l", "PUT"))), str(table), **kind)
     assert [row["value"] for row in stored(table)] == [b"short", b"x"]

@@ -154,7 +154,14 @@ def peer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return codec_peer(request.param, tmp_path_factory.mktemp(request.param))
 
 
-@pytest.mark.parametrize(("key_codec", "value_codec"), CODECS)
+with_codecs = pytest.mark.parametrize(("key_codec", "value_codec"), CODECS)
+
+
+def chosen(key_codec: str, value_codec: str) -> Codecs:
+    return {"key_codec": key_codec or None, "value_codec": value_codec or None}
+
+
+@with_codecs
 async def test_entries_of_peer_are_read(
     shared_server: NatsServer, peer: Peer, key_codec: str, value_codec: str
 ) -> None:
@@ -171,27 +178,21 @@ async def test_entries_of_peer_are_read(
     assert {row["key"]: row["value"] for row in rows} == {**expected, deleted: None}
     del expected[deleted]
     async with connect(url) as js:
-        kv = await KeyValue.open(
-            js, bucket, key_codec=key_codec or None, value_codec=value_codec or None
-        )
+        kv = await KeyValue.open(js, bucket, **chosen(key_codec, value_codec))
         assert sorted(await kv.keys()) == sorted(expected)
         for key, value in expected.items():
             assert (await kv.get(key)).value == value
 
 
-@pytest.mark.parametrize(("key_codec", "value_codec"), CODECS)
+@with_codecs
 async def test_peer_reads_entries(
     shared_server: NatsServer, peer: Peer, key_codec: str, value_codec: str
 ) -> None:
     url, bucket = shared_server.url, bucket_name("ours", key_codec, value_codec)
     expected = written_keys(chain_of(key_codec))
     async with connect(url) as js:
-        kv = await KeyValue.create_bucket(
-            js,
-            KeyValueConfig(bucket, history=3),
-            key_codec=key_codec or None,
-            value_codec=value_codec or None,
-        )
+        config = KeyValueConfig(bucket, history=3)
+        kv = await KeyValue.create_bucket(js, config, **chosen(key_codec, value_codec))
         for key, value in expected.items():
             await kv.put(key, value)
         await kv.delete(sorted(expected)[0])
