@@ -47,7 +47,7 @@ built = $(foreach suffix,so pyd,$(wildcard $(compiled:.pyx=.*$(suffix))))
 security := connection/test_authentication connection/test_refused_connections
 # The fault tests: tests/faults, all files with tests that are marked `faults`, by a fixture or a mark of theirs
 # too, and the files listed here.
-marked := mark\.faults\|spark_in_faults\|every_engine\|engine_options\|merge_events
+marked := mark\.faults\|spark_in_faults\|every_engine
 scenarios = $(sort $(dir $(wildcard tests/faults/*/test_*.py tests/faults/*/*/test_*.py)) \
 	$(shell grep -rl --include='test_*.py' --exclude-dir=faults '$(marked)' tests) \
 	tests/compat/golden/test_golden.py tests/unit/rows/test_offsets.py tests/integration/spark/data_loss/ \
@@ -90,7 +90,7 @@ test: java $(stamp) ## run the tests of the package: tests/unit and tests/integr
 test-all: java $(stamp) ## run these, the pages' examples, golden checkpoints and quick faults, as .ci/run does
 	@$(python) -m pytest $(call workers,3) $(if $(AGAIN),$(reruns))
 
-test-servers: $(stamp) ## run the tests marked `servers` on every supported nats-server version
+test-servers: java $(stamp) ## run the tests marked `servers` on every supported nats-server version
 	@$(python) -m tests.compat.server $(SERVERS) -- $(TESTS)
 
 test-faults: java $(stamp) ## run the fault tests: killed servers, lost frames, full disks, attacks

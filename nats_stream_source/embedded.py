@@ -120,6 +120,7 @@ class NatsServer:
         """Start the process and wait until it accepts connections.
 
         Raises:
+            FileNotFoundError: the executable does not exist.
             ConnectError: another server listens on the port; or the process ended, or did not
                 accept connections within 20 seconds: the message includes the end of its log.
         """

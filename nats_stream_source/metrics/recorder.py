@@ -266,8 +266,6 @@ class Recorder:
                 log.warning("metrics could not be recorded", error=repr(error), exc_info=True)
 
 
-log = field_logger("nats_stream_source.metrics")
-
 _ALL_INTERFACES = "0.0.0.0"
 _ADDRESS = re.compile(r"(?:(\[[^]]+\]|[^]:[]+):)?(\d{1,5})", re.ASCII)
 _UNITS = {"seconds": "s", "bytes": "By", "": "1"}

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from nats_stream_source.jetstream.api import JetStream
     from nats_stream_source.jetstream.stream_identity import KnownStream
-    from nats_stream_source.jetstream.stream_info import StreamInfo
     from nats_stream_source.wire.consumer.deliveries import Deliveries
 
 

@@ -26,14 +26,13 @@ from nats_stream_source.jetstream.kv.codec import SkippedEntries
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import bucket_of, covers, overlap, stream_of
 from nats_stream_source.options import DeliverPolicy, KvOptions, StartPosition, StreamOptions
-from nats_stream_source.rows.base import FormatAdapter, ReadScope, UserTerms
+from nats_stream_source.rows.base import FormatAdapter, ReadScope, Split, UserTerms
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     # Spark pickles the reader in a process that does not connect, which need not load nats-py.
     from nats_stream_source.jetstream.api import JetStream
-    from nats_stream_source.rows.base import Split
     from nats_stream_source.wire.consumer.deliveries import Deliveries
 
 _KV_START_OPTIONS = {
