@@ -141,7 +141,7 @@ def measured(spark: SparkSession, way: str, rate: int, keys: int, seconds: float
     if way != "follow":
         return measure(spark, way, rate, keys, seconds)
     read = keys in _READ and rate == 1_000
-    return measure_follower(rate, keys, seconds, read=read)
+    return measure_follower(rate, keys, seconds, spark if read else None)
 
 
 def merging_session(builder: SparkSession.Builder) -> SparkSession.Builder:

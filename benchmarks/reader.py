@@ -91,7 +91,7 @@ def measure(size: int, headers: bool, rounds: int, rows: int) -> dict[str, Any]:
 def _messages(size: int, headers: bool, rows: int) -> Iterator[Message]:
     for i, (key, value) in enumerate(entries(rows, _KEYS, size)):
         block = b"NATS/1.0\r\nNats-Expected-Stream: KV_bench\r\nTrace: %012d\r\n\r\n" % i
-        yield f"$KV.bench.{key}", block if headers else b"", value
+        yield f"$KV.bench.{key}", block if headers else None, value
 
 
 def _read(runner: Runner, created: str, rows: int) -> None:

@@ -56,7 +56,7 @@ def planned(
         for turn in range(rounds):
             start = turn * touched % len(names)
             chosen = [names[(start + i) % len(names)] for i in range(touched)]
-            fill(server.port, ((f"$KV.{name}.key.{turn}", b"", b"new") for name in chosen))
+            fill(server.port, ((f"$KV.{name}.key.{turn}", None, b"new") for name in chosen))
             with Requests() as requests:
                 began = time.perf_counter()
                 tasks = query.poll()

@@ -54,7 +54,7 @@ def bucket_config(bucket: str, history: int) -> dict[str, Any]:
 def fill_bucket(port: int, bucket: str, pairs: Iterator[tuple[str, bytes]], *, history: int) -> int:
     """Create a bucket and put all ``pairs``; returns their number."""
     create_bucket(port, bucket, history=history)
-    return fill(port, ((f"$KV.{bucket}.{key}", b"", value) for key, value in pairs))
+    return fill(port, ((f"$KV.{bucket}.{key}", None, value) for key, value in pairs))
 
 
 def purge(port: int, expected: int) -> None:

@@ -21,6 +21,7 @@ import polars
 import psutil
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
+from pyspark.sql import SparkSession
 
 from benchmarks.support.bucket_data import SIZE, entries, fill_bucket
 from benchmarks.support.machine import cpu_seconds, in_process
@@ -135,11 +136,14 @@ def has_rows(table: str, rows: int) -> bool:
     return sum(pa.table(actions)["num_records"].to_pylist()) >= rows
 
 
-def measure_follower(rate: int, keys: int, seconds: float, *, read: bool) -> dict[str, Any]:
+def measure_follower(
+    rate: int, keys: int, seconds: float, readers: SparkSession | None = None
+) -> dict[str, Any]:
     """Follow a bucket of ``keys`` keys while ``rate`` entries a second are put for ``seconds``.
 
     Args:
-        read: whether the table is read too, while it is written and afterwards.
+        readers: of the table, with those without Spark, while it is written and afterwards; None:
+            it is not read.
     """
     count = int(rate * seconds)
     with NatsServer() as server, tempfile.TemporaryDirectory(prefix="bench-") as scratch:
@@ -160,8 +164,8 @@ def measure_follower(rate: int, keys: int, seconds: float, *, read: bool) -> dic
                 cpu = cpu_seconds(process.pid) - cpu
             commits = DeltaTable(table).version() - version
             scans: dict[str, float] = {}
-            if read:
-                reader = threading.Thread(target=lambda: scans.update(scan_times(table)))
+            if readers is not None:
+                reader = threading.Thread(target=lambda: scans.update(scan_times(table, readers)))
                 reader.start()
                 later = Path(scratch, "later.npy")
                 in_process(put_values, server.port, rate, keys, count, later)
@@ -176,10 +180,11 @@ def measure_follower(rate: int, keys: int, seconds: float, *, read: bool) -> dic
                 peak = int(line.split()[1]) << 10
         taken = latencies(np.load(times), first, visible)
         p50, p99 = np.percentile(taken[count // 4 :], [50, 99])
-        readers: dict[str, Any] = {}
-        if read:
-            readers = {"written": scans, "rest": scan_times(table), "one": one_file(table, scratch)}
-            readers["files"] = len(pa.table(DeltaTable(table).get_add_actions()))
+        scanned: dict[str, Any] = {}
+        if readers is not None:
+            one = one_file(table, scratch, readers)
+            scanned = {"written": scans, "rest": scan_times(table, readers), "one": one}
+            scanned["files"] = len(pa.table(DeltaTable(table).get_add_actions()))
     return {
         "way": "follow",
         "keys": keys,
@@ -191,18 +196,18 @@ def measure_follower(rate: int, keys: int, seconds: float, *, read: bool) -> dic
         "cpu": cpu / seconds,
         "idle": idle / _IDLE,
         "commits": commits,
-        "readers": readers,
+        "readers": scanned,
     }
 
 
-def one_file(table: str, scratch: str) -> dict[str, float]:
+def one_file(table: str, scratch: str, spark: SparkSession) -> dict[str, float]:
     """The scan times of the same rows in one file."""
     rows = pa.table(QueryBuilder().register("t", DeltaTable(table)).execute("SELECT * FROM t"))
     write_deltalake(f"{scratch}/one", rows)
-    return scan_times(f"{scratch}/one")
+    return scan_times(f"{scratch}/one", spark)
 
 
-def scan_times(table: str) -> dict[str, float]:
+def scan_times(table: str, spark: SparkSession) -> dict[str, float]:
     """Median milliseconds of a scan of three columns with the opening of the table, by reader."""
     query = "SELECT max(revision), min(key), max(value) FROM t"
 
@@ -219,8 +224,13 @@ def scan_times(table: str) -> dict[str, float]:
         columns = [polars.max("revision"), polars.min("key"), polars.max("value")]
         frame.select(columns).collect()
 
+    def by_spark() -> None:
+        spark.read.format("delta").load(table).createOrReplaceTempView("t")
+        spark.sql(query).collect()
+
     found = {}
-    for name, scan in (("deltalake", deltalake), ("DuckDB", by_duckdb), ("polars", by_polars)):
+    readers = {"deltalake": deltalake, "DuckDB": by_duckdb, "polars": by_polars, "Spark": by_spark}
+    for name, scan in readers.items():
         taken = []
         for _ in range(_SCANS):
             began = time.perf_counter()

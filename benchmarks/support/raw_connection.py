@@ -14,10 +14,12 @@ import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream.publish import MAX_IN_FLIGHT
@@ -26,15 +28,15 @@ from nats_stream_source.wire.framing.frames import Framer
 from nats_stream_source.wire.publish.frames import MessageColumns, encode
 from nats_stream_source.wire.table import FrameKind
 
-_BATCH, _BATCH_BYTES = 1024, 8 << 20
+_CHUNK = 1024  # messages that are encoded at once
 _CONNECT = {"verbose": False, "pedantic": False, "headers": True, "no_responders": True}
 _BUFFER = 1 << 20
 _INBOX = "_INBOX.0123456789abcdefghijkl"
 _PIECE_MESSAGES, _PIECE_BYTES = 512, 128 << 10
 _END = b"}\r\n"  # of a PubAck
 
-Message = tuple[str, bytes, bytes]
-"""A subject, a header block (``b""`` for none), a payload."""
+Message = tuple[str, bytes | None, bytes]
+"""A subject, a header block, a payload."""
 
 Piece = tuple[bytes | memoryview, int]
 """Frames for one call of ``send``, and their number of messages."""
@@ -95,30 +97,10 @@ class RawConnection:
 
 def fill(port: int, messages: Iterable[Message]) -> int:
     """Publish in order with thousands of messages in flight; returns the number of PubAcks."""
-    return publish(port, _batches(messages))
-
-
-def _batches(messages: Iterable[Message]) -> Iterator[Piece]:
-    """Encoded messages in batches, limited by count and by size."""
-    batch: list[bytes] = []
-    size = 0
-    for message in messages:
-        batch.append(_published(message))
-        size += len(batch[-1])
-        if len(batch) == _BATCH or size > _BATCH_BYTES:
-            yield b"".join(batch), len(batch)
-            batch, size = [], 0
-    if batch:
-        yield b"".join(batch), len(batch)
-
-
-def _published(message: Message) -> bytes:
-    subject, block, payload = message
-    reply = f"{subject} {_INBOX}.0".encode()
-    if not block:
-        return b"PUB %s %d\r\n%s\r\n" % (reply, len(payload), payload)
-    sizes = len(block), len(block) + len(payload)
-    return b"HPUB %s %d %d\r\n%s%s\r\n" % (reply, *sizes, block, payload)
+    rest = iter(messages)
+    chunks = iter(lambda: list(zip(*islice(rest, _CHUNK), strict=True)), [])
+    columns = ((pa.array(s), pa.array(p), pa.array(h, pa.binary())) for s, h, p in chunks)
+    return publish(port, (piece for one in columns for piece in prepare([MessageColumns(*one)])))
 
 
 @contextmanager

@@ -230,7 +230,7 @@ def test_single_match_in_million_messages_while_retention_moves(
         max_msgs=2 * ROUND, discard="old", storage="memory"
     )
     # More keys than the bucket keeps, or their history would be what moves on.
-    noise = [(f"{recorded.prefix}noise.{i}", b"", b"") for i in range(3 * ROUND)]
+    noise = [(f"{recorded.prefix}noise.{i}", None, b"") for i in range(3 * ROUND)]
     rare = [(f"{recorded.prefix}rare", b"1", None)]
     narrow = {"filterSubjects": rare[0][0]} if kind == "stream" else {"keys": "rare"}
     with recorded.query(**narrow) as query:
