@@ -52,12 +52,12 @@ from nats_stream_source.jetstream.kv.entry import (
 )
 from nats_stream_source.jetstream.kv.requests import last_matching_seq
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
-from nats_stream_source.jetstream.ordered.request import ENDLESS, RangeRequest, report_left_out
+from nats_stream_source.jetstream.ordered.request import ENDLESS, RangeRequest
 from nats_stream_source.jetstream.retry import retry_transient
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
 from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.jetstream.subjects import RESERVED, validate_filters
-from nats_stream_source.wire.columns import entry_operations, subjects, within
+from nats_stream_source.wire.columns import entry_operations, subjects
 from nats_stream_source.wire.consumer.deliveries import Deliveries
 
 T = TypeVar("T")
@@ -152,7 +152,7 @@ class Watch:
         self._position = 0  # the last sequence that was yielded; at first, the start
         self._first_requested = 0  # earlier sequences are skipped
         self._seen: list[pa.Array] | None = None  # sent subjects; None once they are not needed
-        self._seen_rows, self._left_out, self._skipped = 0, 0, SkippedEntries()
+        self._seen_rows, self._skipped = 0, SkippedEntries()
         self._sent_early: set[int] = set()  # sequences to skip when they are delivered
         self._batches: AsyncGenerator[Deliveries | None, None] | None = None
         self._queue: deque[Entry | None] = deque()
@@ -231,6 +231,7 @@ class Watch:
             start,
             ENDLESS,
             filters,
+            prefix=bucket.prefix,
             last_per_subject=last_per_subject,
             headers_only=options.meta_only,
             eager=True,
@@ -262,7 +263,6 @@ class Watch:
         if self._batches is not None:
             await self._batches.aclose()
         self._skipped.report()
-        report_left_out(self.bucket.stream, self.bucket.prefix, self._left_out)
 
     # -- frames ---------------------------------------------------------------------------------
 
@@ -338,9 +338,6 @@ class Watch:
         return self._select_requested(frames)
 
     def _select_requested(self, frames: Deliveries) -> Deliveries:
-        # Not in the reader: its position is then behind the cursor's, see _delivered_through.
-        received, frames = len(frames), within(frames, self.bucket.prefix)
-        self._left_out += received - len(frames)
         if not len(frames):
             return frames
         keep = np.ones(len(frames), np.bool_)
@@ -357,9 +354,9 @@ class Watch:
     def _delivered_through(self) -> int:
         """The sequence up to which all messages were yielded."""
         assert self._reader is not None
-        cursor = self._reader.cursor
-        # The cursor may be ahead: the reader yields the kept messages batch by batch.
-        return cursor.seen_through if cursor.position <= self._position else self._position
+        reader = self._reader
+        # The cursor may be ahead: the reader yields the received messages batch by batch.
+        return reader.cursor.seen_through if reader.drained else self._position
 
     async def _last_matching_seq(self) -> int:
         jetstream = await self._connection.jetstream()

@@ -142,6 +142,11 @@ class OrderedReader:
         """The number of messages that lacked ``request.prefix``."""
         return self._intake.left_out
 
+    @property
+    def drained(self) -> bool:
+        """Whether all received rows up to ``cursor.seen_through`` were yielded."""
+        return self._intake.drained
+
     def leader_changed(self) -> None:
         """Replace the consumer by one at the present stream leader, after the next heartbeat."""
         self._leader_changed = True

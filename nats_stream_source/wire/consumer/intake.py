@@ -52,14 +52,9 @@ class Ignored:
 
 
 Event: TypeAlias = Deliveries | Reply | Ignored
-
-
 """A batch of rows, or what the reader does beside."""
 
-
 Select: TypeAlias = Callable[[Deliveries], Deliveries]
-
-
 """Returns the rows of a range, where the consumer delivers more."""
 
 
@@ -104,6 +99,11 @@ class Intake:
         self._select: Select | None = None
         self._batcher = Batcher(batch_rows, batch_bytes)
         self._held = HeldRows()
+
+    @property
+    def drained(self) -> bool:
+        """Whether all received rows up to ``cursor.seen_through`` were returned."""
+        return not len(self._batcher) and not self._held.reach(self.cursor.seen_through)
 
     # -- inputs ---------------------------------------------------------------------------------
 
@@ -254,6 +254,9 @@ class Batcher:
         self._rows = 0
         self._bytes = 0
 
+    def __len__(self) -> int:
+        return self._rows
+
     def add(self, rows: Deliveries) -> None:
         """Append deliveries."""
         if self._runs and self._runs[-1].buffer is not rows.buffer:
@@ -330,9 +333,13 @@ class HeldRows:
             self._runs.append(Deliveries.join([rows]))
             self.size += rows.size
 
+    def reach(self, seq: int) -> bool:
+        """Whether a row at ``seq`` or before it is held."""
+        return any(int(run.stream_seq[0]) <= seq for run in self._runs)
+
     def release(self, through: int) -> Deliveries:
         """Remove and return the rows up to the sequence ``through``, in rising order."""
-        if not self._runs or min(int(run.stream_seq[0]) for run in self._runs) > through:
+        if not self.reach(through):
             return Deliveries.join([])
         rows = Deliveries.join(self._runs)
         order = np.argsort(rows.stream_seq, kind="stable")

@@ -17,10 +17,12 @@ from nats_stream_source.errors import (
     MinLastSequenceError,
     StreamNotFoundError,
 )
+from nats_stream_source.jetstream.kv import requests
 from nats_stream_source.jetstream.kv import watch as module
 from nats_stream_source.jetstream.kv.entry import Entry
 from nats_stream_source.jetstream.kv.store import KeyValue
 from nats_stream_source.jetstream.kv.watch import Watch
+from nats_stream_source.jetstream.ordered import consumer
 from nats_stream_source.jetstream.publish.publisher import Publisher
 from nats_stream_source.wire.consumer.intake import Batcher
 from tests.integration.jetstream.kv.stores import FAST, opened, take, watched_bucket
@@ -138,6 +140,22 @@ async def test_signal_by_heartbeat_only(shared_server: NatsServer) -> None:
             assert await take(watch, 2) == [("a", 1, "PUT"), None]
             assert watch.reader is not None
             assert watch.reader.cursor.seen_through == 2
+
+
+@pytest.mark.parametrize("history", [1, 5])
+async def test_signal_where_last_sequence_matches_no_filter(
+    shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch, history: int
+) -> None:
+    """Large values: the end is the stream's last sequence. An older server delivers that entry."""
+    monkeypatch.setattr(requests, "_MAX_VALUE_BYTES", 0)
+    monkeypatch.setattr(consumer, "_FIXED_IN", (99, 0))
+    async with watched_bucket(shared_server.url, f"beyond{history}", history) as kv:
+        for key in ("a.x", "b.x", "c.x"):
+            await kv.put(key, b"1")
+        async with kv.watch("a.*", "b.*", heartbeat=FAST) as watch:
+            assert await take(watch, 3) == [("a.x", 1, "PUT"), ("b.x", 2, "PUT"), None]
+            await kv.put("a.x", b"2")
+            assert await take(watch, 1) == [("a.x", 4, "PUT")]
 
 
 @pytest.mark.parametrize("removed", ["before the start", "after the start"])
