@@ -23,8 +23,8 @@ with a point in time of its own. No object is created for a message of a Direct 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
-from itertools import islice
+from collections.abc import AsyncGenerator, Iterator, Set
+from itertools import combinations, islice
 from typing import Any
 
 import numpy as np
@@ -91,7 +91,7 @@ class LastMessagesReader(PageReader):
         super().__init__(jetstream, stream, limits)
         self.up_to_seq: int | None = None
         self._subjects = subjects
-        self._patterns = [subject for subject in subjects if "*" in subject or ">" in subject]
+        self._patterns = {subject for subject in subjects if "*" in subject or ">" in subject}
         self._literals = set(subjects).difference(self._patterns)
         self._point = up_to_seq, up_to_time
         self._is_past = (up_to_seq or up_to_time) is not None
@@ -195,9 +195,7 @@ class LastMessagesReader(PageReader):
 
     async def _last_of_consumer(self) -> Deliveries:
         last = {}
-        filters = tuple(dict.fromkeys(self._subjects))
-        if any(overlap(one, other) for one in self._patterns for other in filters if one != other):
-            filters = ()  # the filters of a consumer must not overlap
+        filters = _disjoint_filters(self._patterns, self._literals)
         async for page in self._read_with_consumer(filters):
             for message in stored_messages(page):
                 if self._is_requested(message.subject):
@@ -215,6 +213,18 @@ class LastMessagesReader(PageReader):
         unseen = sorted(names - self._seen)
         found = await self._jetstream.last_messages(self._stream, unseen, _MAX_MESSAGE_GETS)
         return self._unseen(as_deliveries(self._stream, found))
+
+
+def _disjoint_filters(patterns: Set[str], literals: Set[str]) -> tuple[str, ...]:
+    """Filters that match all of these and do not overlap, as a consumer requires them.
+
+    Empty, for the whole stream, where the patterns that no other one covers overlap.
+    """
+    wide = {one for one in patterns if sum(covers(other, one) for other in patterns) == 1}
+    if ">" in wide or any(overlap(one, other) for one, other in combinations(wide, 2)):
+        return ()
+    rest = (one for one in literals if not any(covers(pattern, one) for pattern in wide))
+    return (*sorted(wide), *sorted(rest))
 
 
 async def last_columns(jetstream: JetStream, info: StreamInfo, subjects: pa.Array) -> pa.Table:

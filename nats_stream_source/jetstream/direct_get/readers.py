@@ -41,6 +41,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from nats_stream_source.err_codes import UNAVAILABLE
 from nats_stream_source.errors import (
     MessageNotFoundError,
@@ -187,6 +189,7 @@ class SingleMessageReader:
             reply: the first reply, which was not sufficient; None without a Direct Get.
         """
         leader = asyncio.ensure_future(self._leader_message(request))
+        tasks: set[asyncio.Future[Any]] = {leader}
         attempts = 1
         try:
             while reply is not None:
@@ -196,12 +199,20 @@ class SingleMessageReader:
                         break
                     await asyncio.sleep(_LAG_PAUSE)
                 attempts += 1
+                attempt = asyncio.ensure_future(self._direct_get(request))
+                tasks = {leader, attempt}
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                if leader.done() and not _is_missing(leader.exception(), reply):
+                    break
                 try:
-                    reply = await self._direct_get(request)
+                    repeated = await attempt
                 except NatsSourceError as error:
                     if not is_transient(error) and not isinstance(error, PermissionDeniedError):
                         raise
-                    reply = None  # the leader decides
+                    repeated = None
+                if repeated is None:
+                    break  # the leader decides
+                reply = repeated
                 if (message := self._sufficient_message(request, reply)) is not None:
                     return message
             return await leader
@@ -213,8 +224,9 @@ class SingleMessageReader:
                 f"be queried: {error}"
             ) from error
         finally:
-            leader.cancel()
-            await asyncio.gather(leader, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _direct_get(self, request: SingleRequest) -> DirectGetReply | None:
         """The reply of a replica or mirror; None where Direct Get is not available."""
@@ -427,8 +439,11 @@ class BatchReader(PageReader):
         return reply.page.all_from(self._stream)
 
     def _take(self, reply: DirectGetReply) -> Deliveries:
-        self._position = int(reply.page.stream_seq[-1])
-        return self._limited(reply.page.select(reply.page.stream_seq <= self._end))
+        sequences = reply.page.stream_seq
+        self._position = int(sequences[-1])
+        # Not a mask, which would copy the numbers of each page.
+        end = int(np.searchsorted(sequences, self._end, side="right"))
+        return self._limited(reply.page.select(slice(end)))
 
     def _limited(self, page: Deliveries) -> Deliveries:
         if self._left is None:
