@@ -21,10 +21,12 @@ from __future__ import annotations
 import asyncio
 import json
 import weakref
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import repeat
+from dataclasses import dataclass, fields
 from typing import Any
+
+import pyarrow as pa
 
 from nats_stream_source.connection.connection import Connection
 from nats_stream_source.err_codes import UNAVAILABLE
@@ -38,7 +40,8 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.api import JetStream, StoredMessage
 from nats_stream_source.jetstream.consumers import temporary_consumer
-from nats_stream_source.jetstream.times import nanoseconds, rfc3339
+from nats_stream_source.jetstream.times import nanoseconds
+from nats_stream_source.wire.arrow_slices import Positions
 from nats_stream_source.wire.consumer.deliveries import Deliveries
 from nats_stream_source.wire.direct_get.replies import (
     BAD_REQUEST,
@@ -65,6 +68,8 @@ ATTEMPTS = 4
 one of three replicas may be paused."""
 
 _HEADER_END = b"\r\n\r\n"
+# The slot descriptors of the frozen dataclass: they set a field without ``__init__``.
+_SET_FIELDS = [getattr(StoredMessage, field.name).__set__ for field in fields(StoredMessage)]
 _MAX_DIRECT_GETS = 4  # parallel requests that count, one for each filter
 
 _single_reply_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
@@ -126,19 +131,41 @@ class DirectGetReply:
 
 def stored_messages(page: Deliveries) -> list[StoredMessage]:
     """The messages of a page as objects."""
-    ends = page.own_end.tolist() if isinstance(page, Replies) else repeat(None)
-    return [
-        StoredMessage(
-            subject.decode("utf-8", "surrogateescape"),
-            seq,
-            rfc3339(time),
-            payload,
-            block if end is None else block[:end] + _HEADER_END if end else b"",
-        )
-        for (subject, _, block, payload), seq, time, end in zip(
-            page.fields(), page.stream_seq.tolist(), page.time.tolist(), ends, strict=False
-        )
-    ]
+    if not len(page):
+        return []
+    # One copy in one piece: its slices are cheaper than copies out of the buffer.
+    first = int(page.begin[0])
+    data = bytes(page.buffer[first : int(page.stop[-1])])
+
+    def pieces(begin: Positions, end: Positions) -> list[bytes]:
+        borders = zip((begin - first).tolist(), (end - first).tolist(), strict=True)
+        return [data[a:b] for a, b in borders]
+
+    subjects = pieces(page.subject_begin, page.subject_end)
+    if isinstance(page, Replies):
+        own = pieces(page.header_begin, page.header_begin + page.own_end)
+        headers = [block and block + _HEADER_END for block in own]
+    else:
+        headers = pieces(page.header_begin, page.payload_begin)
+    columns: tuple[list[Any], ...] = (
+        [subject.decode("utf-8", "surrogateescape") for subject in subjects],
+        page.stream_seq.tolist(),
+        _timestamps(page),
+        pieces(page.payload_begin, page.payload_end),
+        headers,
+    )
+    # Set column by column: the ``__init__`` of a frozen dataclass takes nearly twice as long, and
+    # these objects are the largest part of the time of a batch.
+    messages = [StoredMessage.__new__(StoredMessage) for _ in subjects]
+    for set_field, column in zip(_SET_FIELDS, columns, strict=True):
+        deque(map(set_field, messages, column), maxlen=0)
+    return messages
+
+
+def _timestamps(page: Deliveries) -> list[str]:
+    """The times as ``times.rfc3339``, which takes ten times as long for each."""
+    texts = pa.array(page.time).cast(pa.timestamp("ns")).cast(pa.string()).to_pylist()
+    return [text.rstrip("0").rstrip(".").replace(" ", "T") + "Z" for text in texts]
 
 
 async def send_request(

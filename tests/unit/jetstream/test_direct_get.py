@@ -1,4 +1,4 @@
-"""Direct Get without a server: which response of a single read counts, filters."""
+"""Direct Get without a server: which response of a single read counts, filters, timestamps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from nats_stream_source.jetstream.api import StoredMessage
 from nats_stream_source.jetstream.direct_get import readers
 from nats_stream_source.jetstream.direct_get.last_messages import _disjoint_filters
 from nats_stream_source.jetstream.direct_get.readers import SingleMessageReader, SingleRequest
-from nats_stream_source.jetstream.direct_get.request import DirectGetReply
+from nats_stream_source.jetstream.direct_get.request import DirectGetReply, stored_messages
+from nats_stream_source.jetstream.times import rfc3339
+from nats_stream_source.wire.consumer.deliveries import Delivery, encode_deliveries
 from nats_stream_source.wire.direct_get.replies import DirectGetStatus, Replies
 
 NONE = Replies.chain([])
@@ -93,3 +95,18 @@ def test_filters_of_consumer_do_not_overlap(
     patterns: set[str], literals: set[str], filters: tuple[str, ...]
 ) -> None:
     assert _disjoint_filters(patterns, literals) == filters
+
+
+def test_timestamps_of_page_are_those_of_single_messages() -> None:
+    times = [
+        0,
+        1,
+        10**8,
+        10**9,
+        600 * 10**9,
+        864_000 * 10**9,
+        1_795_237_454_100_000_000,
+        9 * 10**18,
+    ]
+    page = encode_deliveries("S", [Delivery("s", 1, time, b"", b"") for time in times])
+    assert [message.time for message in stored_messages(page)] == list(map(rfc3339, times))
