@@ -173,7 +173,11 @@ class FetchRequest:
 
     async def _wait_for_items(self, buffer: MessageBuffer) -> None:
         connection = self._connection
-        if self._reconnects != connection.reconnects or connection.client.is_closed:
+        if connection.client.is_closed:
+            raise ConnectError(
+                f"fetch from {self._label} failed: the connection is closed; connect again"
+            )
+        if self._reconnects != connection.reconnects:
             raise ConnectError(
                 f"fetch from {self._label} failed: the connection was lost and the server dropped "
                 f"the request; fetch again"

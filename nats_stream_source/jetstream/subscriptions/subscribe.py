@@ -441,7 +441,6 @@ async def wait_for_consumer_replica(
             remaining,
             retry(
                 reach,
-                seconds=remaining,
                 backoff=_BACKOFF,
                 on_error=lambda error: is_transient(error) or isinstance(error, ConsumerLostError),
             ),

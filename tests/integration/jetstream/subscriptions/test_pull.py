@@ -11,6 +11,7 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import (
     ConflictStatusError,
+    ConnectError,
     ConsumerDeletedError,
     MissedHeartbeatError,
     NoRespondersStatusError,
@@ -270,6 +271,17 @@ async def test_lost_connection_does_not_end_iteration(shared_server: NatsServer)
             await wait_until_async(lambda: jetstream.connection.reconnects == 1, "a reconnect")
             await asyncio.to_thread(fill, shared_server.url, stream, 1)
             assert (await waiting).metadata.stream_seq == 4
+
+
+async def test_closed_connection_is_error(url: str, jetstream: JetStream) -> None:
+    stream = make_stream(url)
+
+    pull = await pull_on(jetstream, stream)
+    waiting = asyncio.create_task(pull.fetch(1, 30))
+    await a_request_waits(url, stream)
+    await jetstream.connection.close()
+    with pytest.raises(ConnectError, match="the connection is closed; connect again"):
+        await asyncio.wait_for(waiting, 60)
 
 
 async def test_request_refused_is_retried_later(url: str) -> None:
