@@ -101,7 +101,7 @@ class AckReply:
             raise _subject_error(subject, "a name is empty")
         numbers = tokens[first + 2 : first + 7]
         for token in numbers:
-            if not _is_number(token):
+            if not is_number(token):
                 raise _subject_error(subject, f"token {token!r} is not an integer")
         return cls(
             None if domain == _NO_DOMAIN else domain,
@@ -181,7 +181,7 @@ def _sequence(headers: Headers, name: str) -> int | None:
     text = headers.get(name)
     if text is None:
         return None
-    if not _is_number(text):
+    if not is_number(text):
         raise ProtocolError(
             f"invalid status message: header {name} is {text[:40]!r}, expected an integer"
         )
@@ -258,6 +258,6 @@ class GapDetector:
         return None
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
     """Whether a text is a 63-bit integer; int() accepts "-5", "1_0" and digits of other scripts."""
     return text.isascii() and text.isdigit() and len(text) < 20 and int(text) < 1 << 63

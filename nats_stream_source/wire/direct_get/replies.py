@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from nats_stream_source.errors import ProtocolError
 from nats_stream_source.wire.arrow_slices import bytes_at, numbers, slices
 from nats_stream_source.wire.consumer.deliveries import Deliveries
+from nats_stream_source.wire.consumer.messages import is_number
 from nats_stream_source.wire.framing.frames import Frames, Row, read_only
 from nats_stream_source.wire.headers import parse_headers
 from nats_stream_source.wire.table import Field
@@ -253,8 +254,7 @@ def read_status(block: bytes) -> DirectGetStatus:
 
     def number(name: str) -> int | None:
         value = headers.get(name) or ""
-        # isdigit() alone accepts "²".
-        return int(value) if value.isascii() and value.isdigit() and len(value) < 20 else None
+        return int(value) if is_number(value) else None
 
     return DirectGetStatus(
         headers.status,
