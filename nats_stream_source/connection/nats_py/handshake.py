@@ -44,8 +44,9 @@ many subscriptions or an invalid subject, the server keeps the connection withou
 the error goes to the connection (``connection.permissions``). After the rest, such as a line or a
 payload that is too long, the server closes the connection, and the client reconnects.
 
-Private names of nats-py in use, verified by ``test_client_packages.py`` and ``test_connection.py``
-of ``tests/integration/jetstream/connection/``: ``Client._process_info``, ``_process_connect_init``,
+Private names of nats-py in use, verified by ``test_authentication.py`` of
+``tests/integration/jetstream/connection/`` and ``test_connection_survival.py`` of
+``tests/faults/network/``: ``Client._process_info``, ``_process_connect_init``,
 ``_attempt_reconnect``, ``_max_payload``, ``_server_pool``, ``_transport``, ``_process_pong``,
 ``_pongs``, ``_process_err``, ``_process_op_err`` and ``_error_cb``; ``TcpTransport._io_reader``.
 """

@@ -14,9 +14,10 @@ module handles that:
 - Where Direct Get is off (``allow_direct``) or not permitted, the leader is queried. A request that
   does not get a reply is repeated; a single message is requested from the leader at the same time.
 
-One message: ``single``. Many: ``pages`` and ``last_messages``. Arguments are validated before a
-request is sent: a server responds to an invalid subject with 404, as if no message matched, and to
-an invalid number or time with 408 or an API error. The errors here name the argument instead.
+``readers`` reads one message and batches, ``last_messages`` the last message of each subject.
+Arguments are validated before a request is sent: a server responds to an invalid subject with 404,
+as if no message matched, and to an invalid number or time with 408 or an API error. The errors here
+name the argument instead.
 """
 
 from __future__ import annotations
