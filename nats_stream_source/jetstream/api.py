@@ -210,7 +210,6 @@ class JetStream:
 
     async def last_seq(self, stream: str, filters: Sequence[str]) -> int:
         """The sequence of the leader's last message that matches a filter (none: all); or 0."""
-
         messages = await self.last_messages(stream, filters or (">",))
         return max((message.seq for message in messages), default=0)
 
