@@ -424,7 +424,7 @@ def test_required_options(parse: type, name: str) -> None:
         parse({})
 
 
-def test_pattern_without_start_of_a_stream() -> None:
+def test_pattern_without_start_of_streams() -> None:
     assert kv(bucketPattern="a.*", startSequence="{}").start_position.by_name == {}
 
 
