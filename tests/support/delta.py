@@ -47,6 +47,13 @@ def change_actions(table: Path, kind: str, change: Callable[[dict[str, Any]], ob
             entry.write_text("".join(f"{json.dumps(action)}\n" for action in actions))
 
 
+def append_entry(table: Path, *lines: str) -> None:
+    """Commit the next version of a table, with these lines."""
+    log = table / "_delta_log"
+    version = 1 + max(int(entry.stem) for entry in log.glob("*.json"))
+    (log / f"{version:020}.json").write_text("\n".join(lines))
+
+
 def partition_by(table: Path, *columns: str) -> None:
     """Partition a table without rows: the driver creates tables without partitions."""
     change_actions(table, "metaData", lambda of: of.update(partitionColumns=list(columns)))

@@ -52,7 +52,16 @@ _LOG = "_delta_log"
 _CHECKPOINT = re.compile(r"_delta_log/(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet")
 _CHECKPOINT_V2 = re.compile(r"_delta_log/\d{20}\.checkpoint\.[0-9a-f-]{36}\.(?:json|parquet)")
 _COMMIT = re.compile(r"_delta_log/(\d{20})\.json")
+_REQUIRED: dict[str, tuple[str, ...]] = {
+    "commitInfo": (),
+    "add": ("path", "partitionValues", "size"),
+    "remove": ("path",),
+    "txn": ("appId", "version"),
+    "metaData": ("id", "schemaString", "partitionColumns"),
+    "protocol": ("minReaderVersion", "minWriterVersion"),
+}
 _ADD_FIELDS = ("path", "partitionValues", "size", "stats", "tags", "deletionVector")
+_MAPS = {"partitionValues", "tags", "configuration", "options"}  # pairs, where Arrow reads them
 _CHECKPOINT_COLUMNS = [
     *(f"add.{name}" for name in _ADD_FIELDS),
     *("remove", "txn", "metaData", "protocol"),
@@ -152,7 +161,12 @@ class DeltaLog:
             if others:
                 raise EngineRefusedError(reason(FEATURE, "*", "v2Checkpoint"))
             raise DamagedLogError(f"{_commit_path(state.version + 1)} is missing")
-        return state if state.version >= 0 else None
+        if state.version < 0:
+            return None
+        for kind, action in (("protocol", state.protocol), ("metaData", state.metadata)):
+            if not action:
+                raise DamagedLogError(f"{_LOG} has no action {kind!r}")
+        return state
 
     def commits_after(self, version: int) -> list[Commit]:
         """The commits that follow a version; one request if there are none."""
@@ -165,7 +179,7 @@ class DeltaLog:
         """A version's commit, or None if it does not exist.
 
         Raises:
-            DamagedLogError: the entry is not JSON.
+            DamagedLogError: the entry is not JSON, or lacks what an action must have.
         """
         path = _commit_path(version)
         try:
@@ -176,7 +190,7 @@ class DeltaLog:
             actions = [json.loads(line) for line in content.splitlines() if line.strip()]
         except ValueError:
             actions = []
-        if not actions or not all(isinstance(action, dict) for action in actions):
+        if not actions or not all(map(_is_action, actions)):
             raise DamagedLogError(f"{path} is damaged")
         return Commit(version, actions)
 
@@ -230,7 +244,7 @@ class DeltaLog:
         except pa.ArrowInvalid as error:
             raise DamagedLogError(f"{path} is damaged") from error
         for kind in table.column_names:  # a checkpoint can lack a column without a value
-            for row in table[kind].drop_null().to_pylist(maps_as_pydicts="strict"):
+            for row in table[kind].drop_null().to_pylist():
                 yield {kind: _given(row)}
 
 
@@ -282,10 +296,22 @@ def stored_rows(add: Action) -> int | None:
     return None if records is None else int(records)
 
 
+def _is_action(line: Any) -> bool:
+    """Whether a line of an entry is an action; one of an unknown kind may have any value."""
+    return isinstance(line, dict) and bool(line) and all(map(_is_complete, line, line.values()))
+
+
+def _is_complete(kind: str, action: Any) -> bool:
+    required = _REQUIRED.get(kind)
+    return required is None or (
+        isinstance(action, dict) and all(action.get(name) is not None for name in required)
+    )
+
+
 def _given(row: Action) -> Action:
     """The fields of an action that have a value, as an entry of the log has them."""
     return {
-        name: _given(value) if name == "deletionVector" else value
+        name: dict(value) if name in _MAPS else _given(value) if type(value) is dict else value
         for name, value in row.items()
         if value is not None
     }

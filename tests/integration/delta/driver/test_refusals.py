@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from nats_stream_source.delta.tables import EngineRefusedError
 from nats_stream_source.errors import ConfigurationError, TableError
 from tests.integration.delta.driver.in_process import InProcessTable, arrow
 from tests.integration.delta.merge_model import live, put
-from tests.support.delta import change_actions, change_columns, partition_by
+from tests.support.delta import append_entry, change_actions, change_columns, partition_by
 from tests.support.object_store import BUCKET, ObjectStore, store_proxy
 from tests.support.wait import wait_until
 
@@ -66,6 +67,58 @@ def test_table_is_refused_with_reason(
     with pytest.raises(EngineRefusedError, match=reason):
         InProcessTable(path).merge(*FIRST)
     assert sorted(path.rglob("*")) == before
+
+
+DAMAGED_ENTRIES = (
+    "{}",
+    "[]",
+    '{"add": null}',
+    '{"add": {"path": "a"}}',
+    '{"remove": {}}',
+    '{"txn": {"appId": "a", "version": null}}',
+    '{"metaData": {"id": "a"}}',
+    '{"protocol": {"minReaderVersion": 1}}',
+    '{"commitInfo": 1}',
+)
+
+
+@pytest.mark.parametrize("line", DAMAGED_ENTRIES)
+def test_entry_that_lacks_part_of_action_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "t"
+    table = InProcessTable(path)
+    table.merge(*FIRST)
+    append_entry(path, '{"commitInfo": {}}', line)
+    for one in (table, InProcessTable(path)):
+        with pytest.raises(TableError, match=r"000002\.json is damaged; the table is unchanged"):
+            one.merge(put("a", 20))
+
+
+@pytest.mark.parametrize("kind", ["protocol", "metaData"])
+def test_log_without_action_of_table_is_named(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "t"
+    InProcessTable(path).merge(*FIRST)
+    first = path / entry_of(0)
+    lines = first.read_text().splitlines()
+    first.write_text("\n".join(line for line in lines if kind not in json.loads(line)))
+    with pytest.raises(TableError, match=f"_delta_log has no action '{kind}'"):
+        InProcessTable(path).merge(put("a", 20))
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ['{"commitInfo": {"operation": "OTHER"}}'],
+        ['{"commitInfo": {}}', '{"later": 1}', '{"domainMetadata": {"domain": "a"}}'],
+        ['{"remove": {"path": "gone", "later": 1}}', '{"txn": {"appId": "a", "version": 1}}'],
+    ],
+)
+def test_entry_of_other_writer_is_read(tmp_path: Path, lines: list[str]) -> None:
+    path = tmp_path / "t"
+    table = InProcessTable(path)
+    table.merge(*FIRST)
+    append_entry(path, *lines)
+    assert table.merge(put("a", 20)) == 1
+    assert InProcessTable(path).merge(put("a", 30)) == 1
 
 
 def test_checkpoint_of_other_kind_is_refused_where_log_begins_with_it(tmp_path: Path) -> None:

@@ -136,6 +136,26 @@ def test_hint_of_last_checkpoint_is_not_needed(tmp_path: Path) -> None:
     assert index_of(restarted.state) == index_of(rebuilt(path))
 
 
+def test_checkpoint_has_actions_of_entries(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    table = InProcessTable(path, upkeep=Upkeep())
+    table.merge(*FIRST)
+    table.merge(put("k1", 20))
+    entries = table.state.log.newest()
+    DeltaTable(path).create_checkpoint()
+    for entry in (path / "_delta_log").glob("*.json"):
+        entry.unlink()
+    checkpoint = table.state.log.newest()
+    assert entries is not None
+    assert checkpoint is not None
+    assert checkpoint.metadata == entries.metadata
+    assert checkpoint.protocol == entries.protocol
+    assert checkpoint.files.keys() == entries.files.keys()
+    for file, add in checkpoint.files.items():
+        assert add["partitionValues"] == entries.files[file]["partitionValues"] == {}
+        assert add.get("deletionVector") == entries.files[file].get("deletionVector")
+
+
 def test_incomplete_checkpoint_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "t"
     table = InProcessTable(path)
