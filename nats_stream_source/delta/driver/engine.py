@@ -11,25 +11,17 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from nats_stream_source.delta.driver.log import LogState
 from nats_stream_source.delta.driver.position import PositionLog
-from nats_stream_source.delta.driver.storage import TableStorage, schema_of
-from nats_stream_source.delta.driver.table import DriverTable
+from nats_stream_source.delta.driver.storage import TableStorage
+from nats_stream_source.delta.driver.table import DriverTable, require_supported
 from nats_stream_source.delta.merge_result import MergeResult, newest_created
-from nats_stream_source.delta.refused import (
-    DELETION_VECTORS,
-    column_problem,
-    feature_problem,
-    implied_features,
-    path_outside,
-)
+from nats_stream_source.delta.refused import column_problem
 from nats_stream_source.delta.rules.changes import changes_of, recorded_changes
 from nats_stream_source.delta.rules.events import EventShape
 from nats_stream_source.delta.rules.layout import Layout
 from nats_stream_source.delta.rules.rows import Reader, RowChanges
-from nats_stream_source.delta.tables import Engine, EngineRefusedError
+from nats_stream_source.delta.tables import Engine
 from nats_stream_source.delta.upkeep import Upkeep
-from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.logs import field_logger
 
 _log = field_logger(__name__)
@@ -63,13 +55,11 @@ class DriverEngine(Engine[DriverTable]):
         self._deletion_vectors = deletion_vectors
         self._limit, self._enforced = limit, enforced
         self._beside: DriverEngine | None = None
-        self.table = DriverTable(storage, limit, enforced)
+        self.table = DriverTable(storage, deletion_vectors, limit, enforced)
 
     def find(self) -> DriverTable | None:
         """See :class:`nats_stream_source.delta.tables.Engine`."""
-        if self.table.snapshot is None:
-            self._storage.named("open", lambda: self._open(self._storage.read()))
-        return None if self.table.snapshot is None else self.table
+        return self.table if self.table.open_if_exists() else None
 
     def wait(self) -> None:
         """Wait for upkeep that still runs, of the table and its state table."""
@@ -114,7 +104,7 @@ class DriverEngine(Engine[DriverTable]):
         return self._beside
 
     def _create(self, schema: pa.Schema, layout: Layout, upkeep: Upkeep | None) -> DriverTable:
-        _require_supported(column_problem(schema, ()))
+        require_supported(column_problem(schema, ()))
         vectors = self._deletion_vectors is not False
         properties = {**layout.properties, **(upkeep.table_properties(vectors) if upkeep else {})}
         storage = self._storage
@@ -124,33 +114,5 @@ class DriverEngine(Engine[DriverTable]):
                 "created the table with deletion vectors, which its readers must support",
                 table=self._name,
             )
-        storage.named("open", lambda: self._open(storage.read_existing()))
+        self.table.opened()
         return self.table
-
-    def _open(self, state: LogState | None) -> None:
-        """Open the table if it exists, unless the driver refuses it."""
-        if state is None:
-            return
-        protocol, properties = state.protocol, state.properties
-        listed = (protocol.get("readerFeatures"), protocol.get("writerFeatures"))
-        features = {name for names in listed for name in names or ()}
-        features |= implied_features(protocol["minWriterVersion"])
-        _require_supported(
-            feature_problem(features, properties)
-            or column_problem(schema_of(state), state.metadata["partitionColumns"])
-            or path_outside(add["path"] for add in state.files.values())
-        )
-        vectors = properties.get(DELETION_VECTORS) == "true"
-        if self._deletion_vectors is not None and self._deletion_vectors != vectors:
-            has, action = ("has", "") if vectors else ("does not have", "set the property, or ")
-            raise ConfigurationError(
-                f"could not change table {self._name!r} with deletion_vectors="
-                f"{self._deletion_vectors}: the table {has} the property {DELETION_VECTORS}; "
-                f"{action}remove the argument, which is for new tables"
-            )
-        self.table.open(state)
-
-
-def _require_supported(problem: str | None) -> None:
-    if problem is not None:
-        raise EngineRefusedError(problem)

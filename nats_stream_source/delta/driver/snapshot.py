@@ -46,7 +46,7 @@ from nats_stream_source.delta.driver.log import (
     with_vector,
 )
 from nats_stream_source.delta.driver.storage import TableStorage, schema_of
-from nats_stream_source.delta.refused import DELETION_VECTORS
+from nats_stream_source.delta.refused import DELETION_VECTORS, path_outside
 from nats_stream_source.delta.rules.layout import Layout, layout_of
 from nats_stream_source.delta.rules.rows import Integers
 from nats_stream_source.delta.tables import EngineRefusedError, TableChangedError
@@ -177,6 +177,7 @@ class Snapshot:
 
         Raises:
             TableChangedError: the table must be opened again.
+            EngineRefusedError: a data file is outside of the table.
         """
         if self._broken:
             raise TableChangedError("a change of the table failed midway")
@@ -211,6 +212,9 @@ class Snapshot:
     def _apply(self, commit: Commit) -> None:
         if any("metaData" in action or "protocol" in action for action in commit.actions):
             raise TableChangedError("the table's schema, protocol or properties changed")
+        added = (action["add"]["path"] for action in commit.actions if "add" in action)
+        if (problem := path_outside(added)) is not None:  # by RESTORE of a shallow clone
+            raise EngineRefusedError(problem)
         before = {file_id(file.add): number for number, file in self.files.items()}
         after = LogState(files={one: self.files[number].add for one, number in before.items()})
         after.apply(commit)

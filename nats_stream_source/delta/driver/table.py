@@ -47,7 +47,13 @@ from nats_stream_source.delta.driver.upkeep import (
     rewritten,
 )
 from nats_stream_source.delta.merge_result import MergeResult
-from nats_stream_source.delta.refused import column_problem
+from nats_stream_source.delta.refused import (
+    DELETION_VECTORS,
+    column_problem,
+    feature_problem,
+    implied_features,
+    path_outside,
+)
 from nats_stream_source.delta.rules.layout import Layout
 from nats_stream_source.delta.rules.rows import Integers, Reader, RowChanges, Where
 from nats_stream_source.delta.schema import (
@@ -74,7 +80,11 @@ _T = TypeVar("_T")
 class DriverTable:
     """See :class:`nats_stream_source.delta.tables.Table`. It stays open from batch to batch.
 
+    A version is opened only if the driver can change it: another writer can have given the table
+    other features, properties or columns since the last one.
+
     Args:
+        deletion_vectors: see :func:`nats_stream_source.delta.merge`.
         limit: of the index in bytes; None for no limit.
         enforced: whether an index beyond the limit is refused; else a warning is logged.
 
@@ -83,8 +93,15 @@ class DriverTable:
         upkeep: of the table, which can outlive the snapshot.
     """
 
-    def __init__(self, storage: TableStorage, limit: int | None, enforced: bool = True) -> None:
+    def __init__(
+        self,
+        storage: TableStorage,
+        deletion_vectors: bool | None = None,
+        limit: int | None = None,
+        enforced: bool = True,
+    ) -> None:
         self._storage = storage
+        self._deletion_vectors = deletion_vectors
         self._limit = limit
         self._enforced = enforced
         self._reported_bytes = 0
@@ -107,16 +124,42 @@ class DriverTable:
         """See :class:`nats_stream_source.delta.tables.Table`."""
         return self.opened().table_id
 
-    def open(self, state: LogState) -> None:
-        """Open the newest version."""
-        self.snapshot, self._reported_bytes = Snapshot(self._storage, state), 0
+    def open_if_exists(self) -> bool:
+        """Open the newest version if the table is not open; whether it exists."""
+        if self.snapshot is None:
+            self._storage.named("open", lambda: self._open(self._storage.read()))
+        return self.snapshot is not None
 
     def opened(self) -> Snapshot:
         """The table, which is opened if it is not open."""
         if self.snapshot is None:
-            self._storage.named("open", lambda: self.open(self._storage.read_existing()))
+            self._storage.named("open", lambda: self._open(self._storage.read_existing()))
         assert self.snapshot is not None
         return self.snapshot
+
+    def _open(self, state: LogState | None) -> None:
+        if state is not None:
+            self._require_supported(state)
+            self.snapshot, self._reported_bytes = Snapshot(self._storage, state), 0
+
+    def _require_supported(self, state: LogState) -> None:
+        protocol, properties = state.protocol, state.properties
+        listed = (protocol.get("readerFeatures"), protocol.get("writerFeatures"))
+        features = {name for names in listed for name in names or ()}
+        features |= implied_features(protocol["minWriterVersion"])
+        require_supported(
+            feature_problem(features, properties)
+            or column_problem(schema_of(state), state.metadata["partitionColumns"])
+            or path_outside(add["path"] for add in state.files.values())
+        )
+        vectors = properties.get(DELETION_VECTORS) == "true"
+        if self._deletion_vectors is not None and self._deletion_vectors != vectors:
+            has, action = ("has", "") if vectors else ("does not have", "set the property, or ")
+            raise ConfigurationError(
+                f"could not change table {self._storage.name!r} with deletion_vectors="
+                f"{self._deletion_vectors}: the table {has} the property {DELETION_VECTORS}; "
+                f"{action}remove the argument, which is for new tables"
+            )
 
     def close(self) -> None:
         """Drop the table: after a failure its state can differ from the log's."""
@@ -257,6 +300,7 @@ class DriverTable:
 
         def add() -> None:
             state = self._storage.read_existing()
+            self._require_supported(state)
             before = schema_of(state)
             schema = with_new_columns(name, before, columns)
             if schema is not before:
@@ -284,6 +328,12 @@ class DriverTable:
         except BaseException:
             self.close()
             raise
+
+
+def require_supported(problem: str | None) -> None:
+    """Raise an EngineRefusedError for a problem."""
+    if problem is not None:
+        raise EngineRefusedError(problem)
 
 
 def _full_rows(snapshot: Snapshot, changes: RowChanges) -> pa.Table:
@@ -378,8 +428,7 @@ def _new_columns(
     problem = column_problem(schema, columns)
     if partitioned := [name for name in widened if name in columns]:
         problem = f"the partition column {partitioned[0]!r} gets another type"
-    if problem is not None:
-        raise EngineRefusedError(problem)
+    require_supported(problem)
     actions = changed_metadata(state, schema)
     if not widened:
         return "ADD COLUMNS", actions

@@ -380,6 +380,28 @@ async def test_table_that_drops_positions_is_refused(followed: Followed) -> None
         await followed.once()
 
 
+async def test_table_made_append_only_while_follower_is_idle_is_refused(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    followed.create()
+    followed.put("a=1")
+
+    def change() -> None:
+        DeltaTable(followed.table).alter.set_table_properties({"delta.appendOnly": "true"})
+
+    follower = followed.follower()
+    task = asyncio.ensure_future(follower.run())
+    await reaches(follower, 1, task)
+    before = version(followed.table)
+    with before_next(monkeypatch, "refresh", change):
+        await wait_until_async(lambda: version(followed.table) > before, "the property")
+    followed.put("b=1")
+    with pytest.raises(ConfigurationError, match=r"append-only.*follow with Spark"):
+        await asyncio.wait_for(task, 30)
+    assert version(followed.table) == before + 1
+    assert values(followed.table) == {"a": b"1"}
+
+
 @pytest.mark.parametrize("name", sorted(follower._NOT_OF_A_FOLLOWER))
 def test_option_of_queries_only_is_refused(followed: Followed, name: str) -> None:
     with pytest.raises(OptionError, match=f"option '{name}' is not one of a follower"):

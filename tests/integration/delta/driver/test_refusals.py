@@ -8,12 +8,14 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from nats_stream_source.delta.conflicts import retry_conflicts
 from nats_stream_source.delta.driver.objects import TableObjects
 from nats_stream_source.delta.refused import REFUSED, STORE
-from nats_stream_source.delta.tables import EngineRefusedError
+from nats_stream_source.delta.tables import EngineRefusedError, TableChangedError
 from nats_stream_source.errors import ConfigurationError, TableError
 from tests.integration.delta.driver.in_process import InProcessTable, arrow
 from tests.integration.delta.merge_model import live, put
@@ -66,6 +68,63 @@ def test_table_is_refused_with_reason(
     before = sorted(path.rglob("*"))
     with pytest.raises(EngineRefusedError, match=reason):
         InProcessTable(path).merge(*FIRST)
+    assert sorted(path.rglob("*")) == before
+
+
+ADDED = {"path": "a", "partitionValues": {}, "size": 1, "modificationTime": 1, "dataChange": True}
+
+
+def new_feature(path: Path) -> None:
+    protocol = DeltaTable(path).protocol()
+    features = [*(protocol.writer_features or ()), "rowTracking"]
+    append_entry(
+        path,
+        json.dumps(
+            {
+                "protocol": {
+                    "minReaderVersion": 3,
+                    "minWriterVersion": 7,
+                    "readerFeatures": protocol.reader_features,
+                    "writerFeatures": features,
+                }
+            }
+        ),
+    )
+
+
+def new_property(name: str) -> Callable[[Path], None]:
+    return lambda path: DeltaTable(path).alter.set_table_properties({name: "true"})
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (new_property("delta.appendOnly"), "append-only"),
+        (new_property("delta.enableChangeDataFeed"), "change feed"),
+        (new_feature, "rowTracking"),
+        (
+            lambda path: append_entry(path, json.dumps({"add": {**ADDED, "path": "s3://b/a"}})),
+            "s3://b/a is outside of the table",
+        ),
+    ],
+)
+def test_open_table_that_another_writer_changes_is_refused(
+    tmp_path: Path, change: Callable[[Path], None], reason: str
+) -> None:
+    path = tmp_path / "t"
+    InProcessTable(path).merge(*FIRST)
+    scans, adds, reads = (InProcessTable(path).engine for _ in range(3))
+    for engine in (scans, adds, reads):
+        assert engine.find() is not None
+    change(path)
+    before = sorted(path.rglob("*"))
+    for work in (
+        lambda: scans.table.scan(["key"], {}),
+        lambda: adds.table.add_columns([pa.field("other", pa.int64())]),
+        lambda: reads.table.read(lambda rows: rows),
+    ):
+        with pytest.raises(EngineRefusedError, match=reason):
+            retry_conflicts(work, "t", (TableChangedError,))
     assert sorted(path.rglob("*")) == before
 
 
