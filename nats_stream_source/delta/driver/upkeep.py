@@ -28,7 +28,7 @@ import posixpath
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -49,6 +49,7 @@ from nats_stream_source.delta.driver.data_files import (
 from nats_stream_source.delta.driver.log import (
     Action,
     DamagedLogError,
+    LogState,
     VectorError,
     VectorFile,
     VersionExistsError,
@@ -58,10 +59,11 @@ from nats_stream_source.delta.driver.log import (
     vector_file_name,
     with_vector,
 )
+from nats_stream_source.delta.driver.objects import TableObjects
 from nats_stream_source.delta.driver.snapshot import Replaced, Snapshot
 from nats_stream_source.delta.driver.storage import TableStorage
 from nats_stream_source.delta.rules.rows import Integers
-from nats_stream_source.delta.tables import TableChangedError
+from nats_stream_source.delta.tables import EngineRefusedError, TableChangedError
 from nats_stream_source.delta.upkeep import (
     MaintenanceResult,
     Upkeep,
@@ -78,6 +80,7 @@ _OPENINGS = 3  # attempts to open the table beside commits
 _FAILURES = (
     DamagedLogError,
     DeltaError,
+    EngineRefusedError,
     NatsSourceError,
     OSError,
     TableChangedError,
@@ -127,7 +130,7 @@ class BackgroundUpkeep:
                 target = opening(self._storage.delta_rs)
                 target.create_checkpoint()
                 if vacuum_due and upkeep is not None:
-                    deleted = _delete_expired(target, table, upkeep)
+                    deleted = _delete_expired(self._storage, target, upkeep)
                     self._done.append(MaintenanceResult(deleted=deleted))
                     _log.info("maintained the table", table=self._storage.name, deleted=deleted)
 
@@ -158,7 +161,8 @@ class BackgroundUpkeep:
 
     def _compact(self, table: Snapshot, upkeep: Upkeep) -> None:
         begin, done = time.monotonic(), MaintenanceResult()
-        for one in islice(_compactions(table, upkeep), _COMPACTIONS):
+        due = islice(iter(lambda: _due(table, upkeep), []), _COMPACTIONS)
+        for one in _compactions(table, due, upkeep.target_file_bytes):
             done += one
         self._done.append(done)
         _log.info(
@@ -175,15 +179,16 @@ def maintain(storage: TableStorage, table: Snapshot, upkeep: Upkeep) -> Maintena
     try:
         with table.lock:
             table.refresh()
+            parts = all_small_files(table.files, upkeep.target_file_bytes)
         result = MaintenanceResult()
         try:
-            for one in _compactions(table, replace(upkeep, compact_files=1)):
+            for one in _compactions(table, parts, upkeep.target_file_bytes):
                 result += one
         except (TableChangedError, TableConflictError) as error:
             result += skipped_after_conflict(error)
         target = storage.delta_rs()
         target.create_checkpoint()
-        return replace(result, deleted=_delete_expired(target, table, upkeep))
+        return replace(result, deleted=_delete_expired(storage, target, upkeep))
     except (DamagedLogError, DeltaError, OSError, VectorError, pa.ArrowException) as error:
         raise maintenance_error(storage.name, error) from error
 
@@ -191,25 +196,27 @@ def maintain(storage: TableStorage, table: Snapshot, upkeep: Upkeep) -> Maintena
 def _due(table: Snapshot, upkeep: Upkeep) -> list[int]:
     if upkeep.compact_files is None:
         return []
-    return select_files(table.files, upkeep.target_file_bytes, upkeep.compact_files)
+    with table.lock:
+        return select_files(table.files, upkeep.target_file_bytes, upkeep.compact_files)
 
 
-def _compactions(table: Snapshot, upkeep: Upkeep) -> Iterator[MaintenanceResult]:
-    """Compact files as long as that is due, or until a merge removes one of their rows."""
-    while True:
-        with table.lock:
-            files = _due(table, upkeep)
-        if not files:
-            return
-        new = compact(table, files, upkeep.target_file_bytes)
+def _compactions(
+    table: Snapshot, parts: Iterable[list[int]], target_bytes: int
+) -> Iterator[MaintenanceResult]:
+    """Compact the files of each part, until a merge removes one of their rows."""
+    for files in parts:
+        new = compact(table, files, target_bytes)
         if new is None:
             yield skipped_after_conflict(TableChangedError("it removed rows"))
             return
         yield MaintenanceResult(len(files), new)
 
 
-def _delete_expired(target: DeltaTable, table: Snapshot, upkeep: Upkeep) -> int:
-    """Delete files of data, vectors and the log that have expired; how many of the former two."""
+def _delete_expired(storage: TableStorage, target: DeltaTable, upkeep: Upkeep) -> int:
+    """Delete files of data, vectors and the log that have expired; how many of the former two.
+
+    Other writers can change the table's properties meanwhile: those of its newest version count.
+    """
     deleted = target.vacuum(
         upkeep.retention_hours,
         dry_run=False,
@@ -217,17 +224,16 @@ def _delete_expired(target: DeltaTable, table: Snapshot, upkeep: Upkeep) -> int:
         enforce_retention_duration=upkeep.retention_hours is None,
         full=True,
     )
-    vectors = delete_expired_vectors(table, upkeep)
-    if table.properties.get("delta.enableExpiredLogCleanup", "").lower() != "false":
+    newest = storage.read_existing()
+    vectors = delete_expired_vectors(storage.objects(), newest, upkeep)
+    if newest.properties.get("delta.enableExpiredLogCleanup", "").lower() != "false":
         target.cleanup_metadata()
     return len(deleted) + vectors
 
 
-def delete_expired_vectors(table: Snapshot, upkeep: Upkeep) -> int:
+def delete_expired_vectors(objects: TableObjects, newest: LogState, upkeep: Upkeep) -> int:
     """Delete the objects with vectors that have expired; returns their number."""
-    before = now_ms() - retention_ms(upkeep, table.properties)
-    newest = table.log.newest()
-    assert newest is not None  # it is the log of a table that is open
+    before = now_ms() - retention_ms(upkeep, newest.properties)
     late = [one for one in newest.removed if (one.get("deletionTimestamp") or 0) >= before]
     kept = {
         vector_file_name(action["deletionVector"])
@@ -236,13 +242,13 @@ def delete_expired_vectors(table: Snapshot, upkeep: Upkeep) -> int:
     }
     expired = [
         one["path"]
-        for one in table.objects.list()
+        for one in objects.list()
         # An object that no version names yet belongs to a commit that is under way.
         if is_vector_path(one["path"])
         and posixpath.basename(one["path"]) not in kept
         and one["last_modified"].timestamp() * 1000 < before
     ]
-    table.objects.delete(expired)
+    objects.delete(expired)
     return len(expired)
 
 
@@ -372,23 +378,38 @@ def select_files(files: LiveFiles, target_bytes: int, small_files: int) -> list[
 
     Args:
         target_bytes: files of half this size or more are not joined with others.
-        small_files: how many files more than one a class may have, if that is less than usual; 1
-            for as few files as possible, whatever their classes.
+        small_files: how many files more than one a class may have, if that is less than usual.
     """
     classes: dict[tuple[object, int], list[int]] = defaultdict(list)
     for number, file in files.items():
-        mostly_removed = 2 * file.live_rows < file.rows
-        if mostly_removed and (small_files == 1 or file.add["size"] >= _SMALL_BYTES):
+        if _mostly_removed(file) and file.add["size"] >= _SMALL_BYTES:
             return [number]
         if 2 * file.live_bytes < target_bytes:
-            size = 0 if small_files == 1 else _size_class(file.live_bytes)
-            classes[file.partition, size].append(number)
+            classes[file.partition, _size_class(file.live_bytes)].append(number)
     due = [
         numbers
         for (_, size), numbers in classes.items()
         if len(numbers) > min(small_files, (FILES_PER_CLASS if size else SMALL_FILES) - 1)
     ]
     return max(due, key=len, default=[])[:_MOST_FILES]
+
+
+def all_small_files(files: LiveFiles, target_bytes: int) -> list[list[int]]:
+    """The files that compaction joins if each partition is to have as few as possible."""
+    groups: dict[object, list[int]] = defaultdict(list)
+    for number, file in files.items():
+        if 2 * file.live_bytes < target_bytes or _mostly_removed(file):
+            groups[file.partition].append(number)
+    parts = [
+        numbers[start : start + _MOST_FILES]
+        for numbers in groups.values()
+        for start in range(0, len(numbers), _MOST_FILES)
+    ]
+    return [part for part in parts if len(part) > 1 or _mostly_removed(files[part[0]])]
+
+
+def _mostly_removed(file: LiveFile) -> bool:
+    return 2 * file.live_rows < file.rows
 
 
 def _size_class(size: int) -> int:

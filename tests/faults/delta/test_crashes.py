@@ -281,14 +281,16 @@ def test_expired_vectors_are_deleted_and_others_stay(
     for vector in vectors:
         os.utime(vector, (two_hours_ago, two_hours_ago))
     # `remove` actions within the retention name each of them.
-    assert delete_expired_vectors(table.state, hour) == 0
+    objects, newest = table.state.objects, table.state.log.newest()
+    assert newest is not None
+    assert delete_expired_vectors(objects, newest, hour) == 0
     under_way = path / "deletion_vector_00000000-0000-0000-0000-000000000000.bin"
     under_way.write_bytes(b"x")
     with monkeypatch.context() as later:
         later.setattr(upkeep, "now_ms", lambda: now_ms() + 2 * 3_600_000)
         in_two_hours = time.time() + 2 * 3600
         os.utime(under_way, (in_two_hours, in_two_hours))
-        deleted = delete_expired_vectors(table.state, hour)
+        deleted = delete_expired_vectors(objects, newest, hour)
     live = (file.add for _, file in table.state.files.items() if file.vector)
     named = {vector_path(add["deletionVector"]) for add in live}
     assert named

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from nats_stream_source.delta.driver import upkeep as driver_upkeep
 from nats_stream_source.delta.driver.objects import TableObjects
 from nats_stream_source.delta.driver.upkeep import compact, select_files
 from nats_stream_source.delta.rules.layout import Deletes
@@ -113,6 +114,31 @@ def test_compaction_without_vectors_is_dropped_if_merge_touches_file(
     assert index_of(table.state) == index_of(rebuilt(path))
 
 
+@both_writers
+def test_maintenance_leaves_files_that_merges_add_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vectors: bool
+) -> None:
+    path = tmp_path / "t"
+    table = InProcessTable(path, vectors=vectors)
+    for entry in FIRST:
+        table.merge(entry)
+    found, added = InProcessTable(path).engine.find(), list[int]()
+    assert found is not None
+
+    def compact_before_merge(*given: Any) -> int | None:
+        written = compact(*given)
+        added.append(100 + len(added))
+        assert len(added) < 5
+        table.merge(put(f"new{len(added)}", added[-1]))
+        return written
+
+    monkeypatch.setattr(driver_upkeep, "compact", compact_before_merge)
+    monkeypatch.setattr(driver_upkeep, "_MOST_FILES", 4)
+    done = found.maintain(Upkeep())
+    assert (done.compacted, done.written, done.skipped) == (8, 2, "")
+    assert len(rows_of(DeltaTable(path))) == len(FIRST) + 2
+
+
 # -- the log ----------------------------------------------------------------------------------
 
 
@@ -188,6 +214,32 @@ def test_log_is_kept_if_property_forbids_cleanup(tmp_path: Path, cleanup: str) -
         table.engine.wait()
     first = (path / "_delta_log" / f"{0:020}.json").exists()
     assert first == (cleanup.lower() == "false")
+
+
+def test_log_is_kept_if_another_writer_forbids_cleanup_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t"
+    table = InProcessTable(path)
+    for entry in FIRST:
+        table.merge(entry)
+    found = table.engine.find()
+    assert found is not None
+    old, log = time.time() - 40 * 86_400, path / "_delta_log"
+    for file in log.glob("*.json"):
+        os.utime(file, (old, old))
+    entries = {*log.glob("*.json")}
+    table.reopen()
+    real = DeltaTable.create_checkpoint
+
+    def create_checkpoint(of: DeltaTable) -> None:
+        forbidden = {"delta.enableExpiredLogCleanup": "false"}
+        DeltaTable(path).alter.set_table_properties(forbidden)
+        real(of)
+
+    monkeypatch.setattr(DeltaTable, "create_checkpoint", create_checkpoint)
+    table.engine.table.maintain(Upkeep())
+    assert entries < {*log.glob("*.json")}
 
 
 def test_maintenance_needs_no_index_and_no_layout(tmp_path: Path) -> None:
