@@ -18,7 +18,7 @@ import math
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -285,7 +285,7 @@ class RowCache:
 
     def get(self, path: str) -> pa.Table | None:
         """The rows of a file, removed ones included; None if they are not kept."""
-        if path in self._files:
+        with suppress(KeyError):  # a compaction reads beside a merge, which can drop the file
             self._files.move_to_end(path)
         return self._files.get(path)
 

@@ -105,7 +105,7 @@ class DriverTable:
         self._limit = limit
         self._enforced = enforced
         self._reported_bytes = 0
-        self._warned = False
+        self._warned = False, False  # of a limit that is exceeded, and of one that is near
         self.snapshot: Snapshot | None = None
         self.upkeep = BackgroundUpkeep(storage)
 
@@ -173,13 +173,14 @@ class DriverTable:
         size = snapshot.index.nbytes
         if self._limit is not None and size >= _NEARLY * self._limit:
             reason = f"index_bytes is {size:,}, limit {self._limit:,}"
-            if size > self._limit and self._enforced:
+            exceeded = size > self._limit
+            if exceeded and self._enforced:
                 raise ConfigurationError(
                     f"could not change table {self._storage.name!r}: {reason}; restart the query: "
                     f"it then takes Spark"
                 )
-            if not self._warned:
-                self._warned = True
+            if (exceeded, True) > self._warned:
+                self._warned = exceeded, True
                 _log.warning(
                     "the index of keys is near or beyond its limit",
                     table=self._storage.name,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+from collections import OrderedDict
 from datetime import datetime, timezone
 from decimal import Decimal
 from typing import Any
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from pyroaring import BitMap64
 
 from nats_stream_source.delta.driver import key_index
-from nats_stream_source.delta.driver.data_files import Statistics
+from nats_stream_source.delta.driver.data_files import RowCache, Statistics
 from nats_stream_source.delta.driver.index import BYTES_PER_KEY, NO_FILE, RowIndex
 from nats_stream_source.delta.driver.key_index import KeyIndex, Keys, encoded_keys
 from nats_stream_source.delta.driver.log import (
@@ -73,6 +74,20 @@ def test_row_that_moves_while_files_are_searched_is_left_out(
     slots, numbers = index.in_files([0])
     assert whole[1] == 5
     assert (slots.tolist(), numbers.tolist()) == ([0, 2], [0, 0])
+
+
+def test_rows_that_are_dropped_while_they_are_read_are_not_kept() -> None:
+    """A merge in another thread drops them, after the look whether they are kept."""
+    cache = RowCache()
+
+    class DropsBeforeMove(OrderedDict[str, pa.Table]):
+        def move_to_end(self, key: str, last: bool = True) -> None:
+            cache.drop(key)
+            super().move_to_end(key, last)
+
+    cache._files = DropsBeforeMove()
+    cache.put("a", pa.table({"a": [1]}))
+    assert cache.get("a") is None
 
 
 _STRUCT = pa.struct(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import time
@@ -14,7 +15,9 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from nats_stream_source.delta.driver import upkeep as driver_upkeep
+from nats_stream_source.delta.driver.engine import DriverEngine
 from nats_stream_source.delta.driver.objects import TableObjects
+from nats_stream_source.delta.driver.storage import TableStorage
 from nats_stream_source.delta.driver.upkeep import compact, select_files
 from nats_stream_source.delta.rules.layout import Deletes
 from nats_stream_source.delta.tables import TableChangedError
@@ -326,6 +329,23 @@ def test_result_has_index_and_compaction_since_last_one(tmp_path: Path) -> None:
     assert sum(one.maintained.written for one in done) >= 1
     written = sum(one.written_bytes or 0 for one in done)
     assert written >= parquet_bytes(tmp_path / "fleet")
+
+
+def test_warning_of_index_is_repeated_beyond_limit(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = InProcessTable(tmp_path / "t")
+    table.merge(*FIRST)
+    size = table.state.index.nbytes
+    caplog.set_level(logging.WARNING)
+    storage = TableStorage(table.path, table.path)
+    table.engine = DriverEngine(storage, limit=size + 1, enforced=False)
+    for number in range(8):
+        table.merge(put(f"new{number}", 20 + number))
+    near, beyond = (one.message for one in caplog.records if "near or beyond" in one.message)
+    assert f"index_bytes is {size:,}, limit {size + 1:,}" in near
+    assert f"limit {size + 1:,}" in beyond
+    assert near != beyond
 
 
 def test_newest_of_batch_without_times_is_unknown(tmp_path: Path) -> None:
