@@ -9,10 +9,12 @@ rewrote; they stay on disk until VACUUM deletes them. At a commit a second, thre
 - **Removed files.** VACUUM deletes those that no version of the last ``retention_hours`` needs. A
   reader that opened an older version then fails with a missing file. It lists the directory, since
   a checkpoint of the log no longer has the names of files that were removed before the retention.
-- **Files of the log.** Each merge lists them. Both engines delete the expired ones when they write
-  a checkpoint. How long they keep them, and how often they write one, are properties of the table
-  (``delta.logRetentionDuration``, ``delta.checkpointInterval``); :meth:`Upkeep.table_properties`
-  has them for a new table. The properties of an existing table are the user's and stay.
+- **Files of the log.** Each merge by Spark lists them. Spark deletes the expired ones when it
+  writes a checkpoint, the driver at VACUUM. How long they keep them, and how often they write one,
+  are properties of the table (``delta.logRetentionDuration``, ``delta.checkpointInterval``);
+  :meth:`Upkeep.table_properties` has them for a new table. The properties of an existing table are
+  the user's and stay. A checkpoint has the removed files, too: at many commits a second the driver
+  writes fewer, so that they have at most twice the bytes of the commits.
 
 **Conflicts.** Compaction removes files. If another writer removed one of them since, its commit
 fails, nothing changes, and the next one tries again; a merge that runs meanwhile is merged again.
@@ -57,7 +59,7 @@ class Upkeep:
         log_retention_hours: how long the log of a table that ``merge_changes`` creates keeps its
             versions: for time travel, and for streams that read the table. Delta requires at least
             the retention of files. None: the same.
-        checkpoint_commits: the interval of the log's checkpoints in such a table.
+        checkpoint_commits: the interval of the log's checkpoints in such a table, at least.
     """
 
     compact_files: int | None = 100

@@ -60,6 +60,7 @@ _REQUIRED: dict[str, tuple[str, ...]] = {
     "metaData": ("id", "schemaString", "partitionColumns"),
     "protocol": ("minReaderVersion", "minWriterVersion"),
 }
+_ACTIONS_OF_ENTRY = 100  # of a checkpoint: they are half as long as the entry of a commit
 _ADD_FIELDS = ("path", "partitionValues", "size", "stats", "tags", "deletionVector")
 _MAPS = {"partitionValues", "tags", "configuration", "options"}  # pairs, where Arrow reads them
 _CHECKPOINT_COLUMNS = [
@@ -167,6 +168,19 @@ class DeltaLog:
             if not action:
                 raise DamagedLogError(f"{_LOG} has no action {kind!r}")
         return state
+
+    def checkpoint_due(self, version: int) -> bool:
+        """Whether the entries since the last checkpoint are more than half as long as it is.
+
+        A checkpoint has the files that were removed within the retention. At thirty commits a
+        second it has 13 MB after half an hour, and one every hundred commits would be most of what
+        is written. Without the hint ``_last_checkpoint``, one is due.
+        """
+        try:
+            hint = json.loads(self._objects.get(f"{_LOG}/_last_checkpoint"))
+            return not 0 <= version - hint["version"] < hint["size"] // _ACTIONS_OF_ENTRY
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return True
 
     def commits_after(self, version: int) -> list[Commit]:
         """The commits that follow a version; one request if there are none."""

@@ -120,19 +120,22 @@ class BackgroundUpkeep:
         def work() -> None:
             if compacts and upkeep is not None:
                 self._compact(table, upkeep)
-            if checkpoint or vacuum_due:
-                # A listing of the log beside commits can miss an entry, which reads as a gap.
-                opening = tenacity.Retrying(
-                    retry=tenacity.retry_if_exception_type(DeltaError),
-                    stop=tenacity.stop_after_attempt(_OPENINGS),
-                    reraise=True,
-                )
-                target = opening(self._storage.delta_rs)
+            writes = checkpoint and table.log.checkpoint_due(version)
+            if not (writes or vacuum_due):
+                return
+            # A listing of the log beside commits can miss an entry, which reads as a gap.
+            opening = tenacity.Retrying(
+                retry=tenacity.retry_if_exception_type(DeltaError),
+                stop=tenacity.stop_after_attempt(_OPENINGS),
+                reraise=True,
+            )
+            target = opening(self._storage.delta_rs)
+            if writes:
                 target.create_checkpoint()
-                if vacuum_due and upkeep is not None:
-                    deleted = _delete_expired(self._storage, target, upkeep)
-                    self._done.append(MaintenanceResult(deleted=deleted))
-                    _log.info("maintained the table", table=self._storage.name, deleted=deleted)
+            if vacuum_due and upkeep is not None:
+                deleted = _delete_expired(self._storage, target, upkeep)
+                self._done.append(MaintenanceResult(deleted=deleted))
+                _log.info("maintained the table", table=self._storage.name, deleted=deleted)
 
         self._thread = threading.Thread(
             target=self._run, args=(work,), name=f"upkeep of {self._storage.name}"

@@ -14,8 +14,10 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from nats_stream_source.delta.driver import log as driver_log
 from nats_stream_source.delta.driver import upkeep as driver_upkeep
 from nats_stream_source.delta.driver.engine import DriverEngine
+from nats_stream_source.delta.driver.log import DeltaLog
 from nats_stream_source.delta.driver.objects import TableObjects
 from nats_stream_source.delta.driver.storage import TableStorage
 from nats_stream_source.delta.driver.upkeep import compact, select_files
@@ -183,6 +185,39 @@ def test_checkpoint_has_actions_of_entries(tmp_path: Path) -> None:
     for file, add in checkpoint.files.items():
         assert add["partitionValues"] == entries.files[file]["partitionValues"] == {}
         assert add.get("deletionVector") == entries.files[file].get("deletionVector")
+
+
+@pytest.mark.parametrize(
+    ("hint", "due"),
+    [
+        (None, True),
+        ("{", True),
+        ('{"version": 900}', True),
+        ('{"version": 900, "size": 5000}', True),
+        ('{"version": 900, "size": 20000}', False),
+        ('{"version": 2000, "size": 20000}', True),  # of a table that was there before
+    ],
+)
+def test_checkpoint_is_due_by_size_of_last_one(tmp_path: Path, hint: str | None, due: bool) -> None:
+    (tmp_path / "_delta_log").mkdir()
+    if hint is not None:
+        (tmp_path / "_delta_log" / "_last_checkpoint").write_text(hint)
+    assert DeltaLog(TableObjects.at(str(tmp_path), None)).checkpoint_due(1000) == due
+
+
+def test_checkpoints_become_rarer_as_removed_files_become_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_log, "_ACTIONS_OF_ENTRY", 2)
+    table = InProcessTable(tmp_path / "t", upkeep=Upkeep(checkpoint_commits=2))
+    for revision in range(60):
+        table.merge(put("a", revision))
+        table.engine.wait()
+    checkpoints = sorted(
+        int(one.name[:20]) for one in (tmp_path / "t" / "_delta_log").glob("*.checkpoint.parquet")
+    )
+    steps = np.diff(checkpoints)
+    assert (len(steps) > 3, steps[0] < 5, steps[-1] > 10) == (True, True, True)
 
 
 def test_incomplete_checkpoint_is_skipped(tmp_path: Path) -> None:
