@@ -69,7 +69,8 @@ class FollowedTable:
         """Open the table, or create it; returns its position, None if it does not have one."""
         # An empty merge verifies the layout, and creates the table.
         self._merge(EventBatch(self._shape, EventTable(self._columns.empty_table())))
-        self.position.read(self._engine.table.opened())
+        table = self._engine.table
+        self._changed(lambda: table.read(lambda _: self.position.read(table.opened())))
         return self.position.stored
 
     def refresh(self) -> None:

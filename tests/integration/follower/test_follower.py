@@ -21,6 +21,7 @@ from nats_stream_source.errors import (
     ConfigurationError,
     DataLossError,
     OptionError,
+    TableError,
     UnsupportedStreamError,
 )
 from tests.integration.follower.conftest import Followed, before_next, reaches
@@ -183,6 +184,17 @@ async def test_restart_after_checkpoint_continues(followed: Followed) -> None:
     DeltaTable(followed.table).create_checkpoint()
     followed.put("c=1")
     assert (await followed.once()).rows == 1
+
+
+async def test_damaged_entry_of_position_is_named(followed: Followed) -> None:
+    followed.create()
+    followed.put("a=1")
+    await followed.once()
+    DeltaTable(followed.table).create_checkpoint()
+    entry = followed.table / "_delta_log" / f"{version(followed.table):020}.json"
+    entry.write_text("{")
+    with pytest.raises(TableError, match=f"{entry.name} is damaged"):
+        await followed.once()
 
 
 @pytest.mark.parametrize("arguments", [{}, {"deletes": "mark"}, {"history": True}])
