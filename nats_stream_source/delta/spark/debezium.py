@@ -9,9 +9,10 @@ when the snapshot began has a smaller lsn than the snapshot.
 **Unavailable values.** Postgres does not log a large value that an UPDATE left unchanged. Debezium
 sends a placeholder instead, in the form of the column's type. ``_unavailable`` names these columns.
 
-**One pass.** A message is parsed once, into the texts of its values: a text can be a placeholder,
-and which texts are values of a type is decided here. The rows are parsed below ``observe``, which
-Spark moves no filter through.
+**One pass.** A message is parsed once: numbers and booleans into their types, since a JSON string
+is not one, other values into their texts. A text can be a placeholder, and which texts are values
+of a type is decided here. The rows are parsed below ``observe``, which Spark moves no filter
+through.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import base64
 import hashlib
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
 from pyspark.sql import Column, DataFrame
@@ -28,12 +29,15 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    BooleanType,
     DataType,
     DateType,
     DecimalType,
+    DoubleType,
     FloatType,
     LongType,
     MapType,
+    NumericType,
     StringType,
     StructField,
     StructType,
@@ -64,8 +68,10 @@ _JSON = {"columnNameOfCorruptRecord": _CORRUPT.name}
 # Debezium's default for times is a number (of microseconds, of days), for decimals the Base64 of
 # their bytes, which can consist of digits.
 _TIME = r"^[+-]?\d{4,}-\d\d-\d\d[T ]\d\d:\d\d"
-_DATE = r"^[+-]?\d{4,}-\d\d-\d\d"
+_NTZ = _TIME + r"(:\d\d(\.\d+)?)?$"  # a cast drops a zone
+_DATE = r"^[+-]?\d{4,}-\d\d-\d\d$"
 _DECIMAL = r"^(?!(\d{4})+$)"
+_BASE64_OR_OTHER = r"^(\d+|true)$"  # the text of a string, or of a number or boolean
 _INFINITE = float("inf")
 
 
@@ -127,27 +133,22 @@ def debezium_changes(
     _validate(messages, columns, keys, truncate)
     names = columns.names
     placeholders = _placeholders(unavailable_value)
-    op, old, new = _field("op"), _field("before"), _field("after")
-    # Of an old row only the key is used: without REPLICA IDENTITY FULL the rest is made up.
-    texts = [
-        sf.when(op == "d", old[name] if name in keys else None).otherwise(new[name]).alias(name)
-        for name in names
-    ]
+    op = _field("op")
+    parsed = {field.name: _parsed_as(field.dataType) for field in columns}
     missing = [
         sf.when(sf.col(_TEXTS)[name].isin(*placeholders), sf.lit(name))
         for name in names
-        if name not in keys
+        if name not in keys and isinstance(parsed[name], StringType)
     ]
     values = [
-        sf.when(
-            ~sf.array_contains(sf.col(_MISSING), name),
-            _value_of(sf.col(_TEXTS)[field.name], field.dataType),
-        ).alias(name)
-        for name, field in zip(names, columns.fields, strict=True)
+        sf.when(~sf.array_contains(sf.col(_MISSING), field.name), _value(field, keys)).alias(
+            field.name
+        )
+        for field in columns
     ]
     rows = (
-        messages.select("*", _event(names, keys).alias(_EVENT))
-        .select("*", sf.struct(*texts).alias(_TEXTS))
+        messages.select("*", _event(parsed, keys).alias(_EVENT))
+        .select("*", sf.struct(*_row(sf.col(_EVENT), names, keys)).alias(_TEXTS))
         .select("*", sf.array_compact(sf.array(*missing).cast("array<string>")).alias(_MISSING))
         .select("*", sf.struct(*values).alias(_VALUES))
         .select("*", _kind(names, keys, truncate).alias(_KIND))
@@ -212,11 +213,12 @@ def _validate(
         raise ConfigurationError(f"invalid argument: {problem}")
 
 
-def _event(names: Sequence[str], keys: Sequence[str]) -> Column:
-    """The envelope of a message, with the texts of the values; null if it is not an object."""
+def _event(kinds: Mapping[str, DataType], keys: Sequence[str]) -> Column:
+    """The envelope of a message, with values as these types; null if it is not an object."""
+    fields = [StructField(name, kind) for name, kind in kinds.items()]
     envelope = [
-        StructField("before", _texts([name for name in names if name in keys])),
-        StructField("after", _texts(names)),
+        StructField("before", StructType([field for field in fields if field.name in keys])),
+        StructField("after", StructType(fields)),
         StructField("source", StructType([StructField("lsn", LongType())])),
         StructField("op", StringType()),
         StructField("ts_ms", LongType()),
@@ -225,43 +227,83 @@ def _event(names: Sequence[str], keys: Sequence[str]) -> Column:
     return sf.from_json(sf.col("data").cast("string"), schema, _JSON)
 
 
-def _texts(names: Sequence[str]) -> StructType:
-    return StructType([StructField(name, StringType()) for name in names])
-
-
-def _field(name: str) -> Column:
+def _field(name: str, event: Column | None = None) -> Column:
     """A field of the envelope, with or without schema."""
-    event = sf.col(_EVENT)
+    event = sf.col(_EVENT) if event is None else event
     return sf.coalesce(event["payload"][name], event[name])
 
 
-def _value_of(text: Column, kind: DataType) -> Column:
-    """The value with this text; null if it is not one of the type.
+def _row(event: Column, names: Sequence[str], keys: Sequence[str]) -> list[Column]:
+    """The values of the row that a message has; of an old row, only those of the key.
+
+    Without REPLICA IDENTITY FULL the rest of an old row is made up.
+    """
+    op, old, new = (_field(name, event) for name in ("op", "before", "after"))
+    return [
+        sf.when(op == "d", old[name] if name in keys else None).otherwise(new[name]).alias(name)
+        for name in names
+    ]
+
+
+def _parsed_as(kind: DataType) -> DataType:
+    """The type of a value in the envelope; a number or boolean is never a placeholder."""
+    return _json_type(kind) if isinstance(kind, (NumericType, BooleanType)) else StringType()
+
+
+def _json_type(kind: DataType) -> DataType:
+    """The type with which Spark parses a value from JSON; of a STRING it is the text."""
+    if isinstance(kind, ArrayType):
+        return ArrayType(_json_type(kind.elementType))
+    if isinstance(kind, FloatType):  # which is infinite for a number that is too large
+        return DoubleType()
+    by_text = (DateType, TimestampType, TimestampNTZType, DecimalType)
+    return StringType() if isinstance(kind, by_text) else kind
+
+
+def _value(column: StructField, keys: Sequence[str]) -> Column:
+    """The value of a column; null if what the envelope has is not of its type."""
+    kind, value = column.dataType, sf.col(_TEXTS)[column.name]
+    if isinstance(kind, BinaryType):
+        (again,) = _row(_event({column.name: kind}, keys), [column.name], keys)
+        decoded = sf.try_to_binary(value, sf.lit("base64"))
+        return sf.when(value.rlike(_BASE64_OR_OTHER), again).otherwise(decoded)
+    if isinstance(kind, (ArrayType, MapType, StructType)):
+        schema = StructType([StructField("value", _json_type(kind)), _CORRUPT])
+        parsed = sf.from_json(sf.concat(sf.lit('{"value":'), value, sf.lit("}")), schema, _JSON)
+        value = sf.when(parsed[_CORRUPT.name].isNull(), parsed["value"])
+    return _of_type(value, kind)
+
+
+def _of_type(value: Column, kind: DataType) -> Column:
+    """A value of :func:`_json_type`, or a text, as one of its type; null if it is none.
 
     A cast alone takes a number for a year, or a time for one of today.
     """
-    if isinstance(kind, StringType):
-        return text
-    if isinstance(kind, BinaryType):
-        return sf.try_to_binary(text, sf.lit("base64"))
     if isinstance(kind, ArrayType):
-        part, parts = kind.elementType, sf.from_json(text, "array<string>")
-        wrong = sf.exists(parts, lambda one: one.isNotNull() & _value_of(one, part).isNull())
-        return sf.when(~wrong, sf.transform(parts, lambda one: _value_of(one, part)))
+        part = kind.elementType
+        wrong = sf.exists(value, lambda one: one.isNotNull() & _of_type(one, part).isNull())
+        return sf.when(~wrong, sf.transform(value, lambda one: _of_type(one, part)))
     if isinstance(kind, (MapType, StructType)):
-        schema = StructType([StructField("value", kind), _CORRUPT])
-        parsed = sf.from_json(sf.concat(sf.lit('{"value":'), text, sf.lit("}")), schema, _JSON)
-        return sf.when(parsed[_CORRUPT.name].isNull(), parsed["value"])
+        return value
+    if isinstance(kind, FloatType):
+        narrow = value.cast(kind)
+        return sf.when((sf.abs(narrow) != _INFINITE) | (sf.abs(value) == _INFINITE), narrow)
     if isinstance(kind, (DateType, TimestampNTZType)):  # Debezium's end with "Z", too
-        text = sf.regexp_replace(text, "Z$", "")
-    value = text.try_cast(kind)
-    if isinstance(kind, (DateType, TimestampType, TimestampNTZType)):
-        return sf.when(text.rlike(_DATE if isinstance(kind, DateType) else _TIME), value)
+        value = sf.regexp_replace(value, "Z$", "")
+    pattern = _pattern(kind)
+    cast = value.try_cast(kind)
+    return cast if pattern is None else sf.when(value.rlike(pattern), cast)
+
+
+def _pattern(kind: DataType) -> str | None:
+    """What the text of a value is like; None for a type whose texts Spark does not misread."""
     if isinstance(kind, DecimalType) and kind.scale:
-        return sf.when(text.rlike(_DECIMAL), value)
-    if isinstance(kind, FloatType):  # infinite for a number that is too large
-        return sf.when((sf.abs(value) != _INFINITE) | text.rlike("(?i)inf"), value)
-    return value
+        return _DECIMAL
+    if isinstance(kind, DateType):
+        return _DATE
+    if isinstance(kind, TimestampNTZType):
+        return _NTZ
+    return _TIME if isinstance(kind, TimestampType) else None
 
 
 def _kind(names: Sequence[str], keys: Sequence[str], truncate: Truncate) -> Column:
@@ -278,9 +320,13 @@ def _kind(names: Sequence[str], keys: Sequence[str], truncate: Truncate) -> Colu
             )
         ).cast("string")
     kind = sf.when(sf.coalesce(sf.length("data"), sf.lit(0)) == 0, _SKIPPED)
+    # A rare event, so the second parse is, too.
+    again = sf.struct(*_row(_event(dict.fromkeys(names, StringType()), keys), names, keys))
     kind = kind.when(
         event.isNull() | event[_CORRUPT.name].isNotNull(),
-        "the payload is not a JSON object, or a row in it is not",
+        sf.coalesce(
+            _wrong(again, names), sf.lit("the payload is not a JSON object, or a row in it is not")
+        ),
     )
     kind = kind.when(
         op.isNull(),
@@ -289,10 +335,8 @@ def _kind(names: Sequence[str], keys: Sequence[str], truncate: Truncate) -> Colu
     kind = kind.when(op == "t", truncated).when(op == "m", _SKIPPED)
     kind = kind.when(~op.isin("c", "u", "r", "d"), sf.concat(sf.lit("unknown 'op': "), op))
     kind = kind.when((op != "r") & lsn.isNull(), "the event has no source.lsn")
-    for name in names:
-        wrong = sf.col(_TEXTS)[name].isNotNull() & sf.col(_VALUES)[name].isNull()
-        known = ~sf.array_contains(sf.col(_MISSING), name)
-        kind = kind.when(known & wrong, f"the value of '{name}' is not of the declared type")
+    wrong = _wrong(sf.col(_TEXTS), names)
+    kind = kind.when(wrong.isNotNull(), wrong)
     row = sf.when(op == "d", sf.lit("before")).otherwise(sf.lit("after"))
     for key in keys:
         kind = kind.when(
@@ -300,6 +344,21 @@ def _kind(names: Sequence[str], keys: Sequence[str], truncate: Truncate) -> Colu
             sf.concat(sf.lit(f"the key column '{key}' is null or absent in '"), row, sf.lit("'")),
         )
     return kind.otherwise(_CHANGE)
+
+
+def _wrong(given: Column, names: Sequence[str]) -> Column:
+    """The reason that names the first given value that is not of its type; null for none."""
+    return sf.coalesce(
+        *(
+            sf.when(
+                ~sf.array_contains(sf.col(_MISSING), name)
+                & given[name].isNotNull()
+                & sf.col(_VALUES)[name].isNull(),
+                sf.lit(f"the value of '{name}' is not of the declared type"),
+            )
+            for name in names
+        )
+    )
 
 
 def _kind_is(*kinds: str) -> Column:

@@ -90,7 +90,12 @@ def test_values_have_declared_types(messages: Any) -> None:
         ("TIMESTAMP", "2026-02-01T10:00:00.5Z", "2026-02-01 10:00:00.5"),
         ("TIMESTAMP_NTZ", 1769940000, None),
         ("TIMESTAMP_NTZ", "2026-02-01T10:00:00Z", "2026-02-01 10:00:00"),
+        ("TIMESTAMP_NTZ", "2026-02-01T10:00:00.5", "2026-02-01 10:00:00.5"),
+        ("TIMESTAMP_NTZ", "2026-02-01T10:00:00+02:00", None),
+        ("TIMESTAMP_NTZ", "2026-02-01T10:00:00 Europe/Berlin", None),
         ("DATE", 20485, None),
+        ("DATE", "2026-02-01T22:00:00", None),
+        ("DATE", "2026-02-01T22:00:00Z", None),
         ("DATE", "2026-02-01Z", "2026-02-01"),
         ("DECIMAL(12,2)", "1234", None),
         ("DECIMAL(12,2)", "12341234", None),
@@ -107,6 +112,31 @@ def test_values_have_declared_types(messages: Any) -> None:
         ("ARRAY<FLOAT>", [1.5, 1e300], None),
         ("ARRAY<FLOAT>", [1.5, None, "Infinity"], "[1.5, null, Infinity]"),
         ("BIGINT", 1769940000123456, "1769940000123456"),
+        # The Base64 of a NUMERIC, in the mode "precise", or another type.
+        ("BIGINT", "1234", None),
+        ("INT", "1234", None),
+        ("INT", 1.5, None),
+        ("DOUBLE", "1234", None),
+        ("DOUBLE", "NaN", "NaN"),
+        ("DOUBLE", 1, "1.0"),
+        ("FLOAT", "1234", None),
+        ("BOOLEAN", 1, None),
+        ("BOOLEAN", "t", None),
+        ("BOOLEAN", "no", None),
+        ("BOOLEAN", False, "false"),
+        ("BINARY", 1234, None),
+        ("BINARY", True, None),
+        ("BINARY", "YWI=", "ab"),
+        ("BINARY", "MTIz", "123"),
+        ("ARRAY<BIGINT>", [1, "1234"], None),
+        ("ARRAY<BIGINT>", [1, None], "[1, null]"),
+        ("ARRAY<ARRAY<INT>>", [[1], ["1234"]], None),
+        ("ARRAY<DOUBLE>", [1.5, "1234"], None),
+        ("ARRAY<FLOAT>", ["1234"], None),
+        ("ARRAY<BOOLEAN>", [True, "t"], None),
+        ("ARRAY<BINARY>", ["YWI=", 1234], None),
+        ("ARRAY<BINARY>", ["YWI="], "[ab]"),
+        ("ARRAY<DATE>", ["2026-02-01", "2026-02-01T22:00:00"], None),
     ],
 )
 def test_value_that_spark_reads_as_another_is_corrupt(
@@ -122,6 +152,16 @@ def test_value_that_spark_reads_as_another_is_corrupt(
     assert corrupt.count() == 0
     (row,) = changes.selectExpr("CAST(v AS STRING) AS text").collect()
     assert row.text == read
+
+
+def test_base64_that_is_like_number_is_binary(messages: Any) -> None:
+    rows = [
+        ("s", event("c", {"id": 1, "b": "1234"}), 1),
+        ("s", event("c", {"id": 2, "b": "true"}), 2),
+    ]
+    changes, corrupt = debezium_changes(messages(rows), "id INT, b BINARY", keys=["id"])
+    assert [bytes(row.b) for row in changes.collect()] == [b"\xd7m\xf8", b"\xb6\xbb\x9e"]
+    assert corrupt.count() == 0
 
 
 def test_unavailable_values_named_and_null(messages: Any) -> None:
