@@ -14,8 +14,8 @@ the limit. Both executors keep one contract, so the next query may take the othe
 writer has added, an index that has grown beyond its limit) is an error whose action is a restart,
 which chooses again.
 
-**If the session lacks Delta Lake**, Spark cannot take the table. The index then has no limit, since
-a limit is a precaution. In the other cases the error names what both lack.
+**If the session lacks Delta Lake**, Spark cannot take the table. An index beyond the limit is then
+a warning, since a limit is a precaution. In the other cases the error names what both lack.
 """
 
 from __future__ import annotations
