@@ -49,6 +49,10 @@ from nats_stream_source.delta.upkeep import Upkeep
 _NOT_A_TABLE = ("DELTA_MISSING_DELTA_TABLE", "DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION")
 _CHANGED = "another writer has changed the rows meanwhile"
 
+# The driver sends the rows of a task in one message, of at most spark.rpc.message.maxSize.
+_TASK_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_MOST_TASK_ROWS, _TASK_BYTES = 10_000, 16 << 20
+
 # Of a row in a MERGE: whether it is removed, and the row of the table as it was read.
 _REMOVED, _READ = OWN_PREFIX + "removed", OWN_PREFIX + "read"
 
@@ -225,14 +229,18 @@ def _merge_as_read(
     own = [pa.field(_READ, pa.struct(read)), pa.field(_REMOVED, pa.bool_())]
 
     def part(rows: pa.Table, known: pa.Table, removed: bool) -> pa.Table:
-        structs = known.combine_chunks().to_struct_array()
+        # Of no rows, a struct array has no chunk.
+        structs = known.combine_chunks().to_struct_array().combine_chunks()
         flags = pa.array(np.full(len(rows), removed))
         return rows.combine_chunks().append_column(_READ, structs).append_column(_REMOVED, flags)
 
     identified = upserts.select(list(identity)).schema
     removals = part(gone.select(list(identity)).cast(identified), gone, True)
     changed = pa.concat_tables([part(upserts, before, False), removals], promote_options="default")
-    source = spark.createDataFrame(changed, spark_schema(pa.schema([*written, *own])))
+    rows_of_task = len(changed) * _TASK_BYTES // max(1, changed.nbytes)
+    limit = {_TASK_ROWS: str(max(1, min(_MOST_TASK_ROWS, rows_of_task)))}
+    with temporary_settings(spark, limit):
+        source = spark.createDataFrame(changed, spark_schema(pa.schema([*written, *own])))
     columns: dict[str, str | Column] = {
         quote(name): F.col(f"s.{quote(name)}") for name in upserts.column_names
     }

@@ -170,8 +170,6 @@ class SparkTable:
         schema = self.with_columns(columns)
         if schema is own:
             return
-        if has_ntz(schema) and not has_ntz(own):
-            self.target.addFeatureSupport("timestampNtz")
         fields = [
             self.columns[one.name]
             if one.name in own.names and own.field(one.name).type == one.type
@@ -182,6 +180,8 @@ class SparkTable:
         writer = empty.write.format("delta").mode("append").option("mergeSchema", "true")
         name, path = self._name, self._path
         with temporary_settings(self._spark):
+            if has_ntz(schema) and not has_ntz(own):
+                self.target.addFeatureSupport("timestampNtz")
             retry_conflicts(
                 lambda: writer.saveAsTable(name) if path is None else writer.save(path),
                 name,

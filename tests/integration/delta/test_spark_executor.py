@@ -20,7 +20,7 @@ from nats_stream_source.delta.spark import batch as batches
 from nats_stream_source.delta.spark import engine as spark_engine
 from nats_stream_source.delta.spark.batch import Collector, batch_of
 from nats_stream_source.delta.spark.engine import SparkEngine
-from nats_stream_source.delta.spark.session import EXACT
+from nats_stream_source.delta.spark.session import EXACT, temporary_settings
 from nats_stream_source.delta.upkeep import Upkeep
 from nats_stream_source.errors import ConfigurationError, TableConflictError
 from tests.integration.delta.merge_model import Frame, columns_of, delete, put, versions
@@ -86,6 +86,18 @@ def test_repeated_events_make_no_version(table: Path, merge: MergeBySpark) -> No
     for _ in range(2):
         merge(batch, **HISTORY)
     assert versions(table) == [1, 1]
+
+
+@pytest.mark.parametrize("scd_type", [1, 2])
+def test_delete_of_key_without_row_commits_both_tables(
+    table: Path, merge: MergeBySpark, scd_type: int
+) -> None:
+    rules = {**HISTORY, "stored_as_scd_type": scd_type}
+    merge([(1, 1, "a")], **rules)
+    before = versions(table)
+    for _ in range(2):
+        assert merge([(2, 2, None)], **rules).changed == 0
+        assert versions(table) == [before[0] + 1, before[1] + 1]
 
 
 @pytest.mark.parametrize(
@@ -167,6 +179,25 @@ def test_other_writer_at_each_attempt_is_conflict(
     with pytest.raises(TableConflictError, match="other writers committed during each of 2"):
         merge(frame(put("a", 100)))
     assert columns_of(table, "key", "revision") == [("a", 3)]
+
+
+def test_large_rows_are_sent_in_tasks_of_bounded_bytes(
+    spark: SparkSession, frame: Frame, merge: MergeBySpark, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch, tasks = frame(put("a", 1), put("b", 1), put("c", 1)), []
+    create = SparkSession.createDataFrame
+
+    def run(*arguments: Any) -> DataFrame:
+        created: DataFrame = create(*arguments)
+        tasks.append(created.rdd.getNumPartitions())
+        return created
+
+    monkeypatch.setattr(spark_engine, "_TASK_BYTES", 1)
+    monkeypatch.setattr(SparkSession, "createDataFrame", run)
+    # Of less than this, Spark sends as many tasks as there are cores.
+    with temporary_settings(spark, {"spark.sql.execution.arrow.localRelationThreshold": "0"}):
+        merge(batch)
+    assert tasks[-1] == 3
 
 
 def test_new_columns_are_added_by_one_commit(
