@@ -55,10 +55,13 @@ def recorded_changes(events: pa.Table, layout: Layout, state: Reader) -> RowChan
     return RowChanges(counted, replaced[which], np.empty(0, np.int64), events[:0])
 
 
-def require_valid(events: pa.Table, layout: Layout) -> None:
+def require_valid(events: pa.Table, layout: Layout, count: int | None = None) -> None:
     """Raise ConfigurationError for events that cannot be ordered or applied.
 
     A key or a part of the sequence is null, or the operation of an entry is null or unknown.
+
+    Args:
+        count: how many invalid events the batch has, if these are a part of it.
     """
     invalid = has_null(events, layout.identified)
     if layout.entries:
@@ -67,10 +70,11 @@ def require_valid(events: pa.Table, layout: Layout) -> None:
     at = np.flatnonzero(invalid)
     if not len(at):
         return
+    count = count or len(at)
     if layout.entries:
         columns = ", ".join((*layout.keys, *ORDER_COLUMNS, "operation"))
         raise ConfigurationError(
-            f"could not merge the batch: {len(at)} entries have a null in one of {columns}, or an "
+            f"could not merge the batch: {count} entries have a null in one of {columns}, or an "
             f"operation other than {', '.join(OPERATIONS)}; keep these columns as the source "
             f"delivers them"
         )
@@ -80,6 +84,6 @@ def require_valid(events: pa.Table, layout: Layout) -> None:
     values |= sequence_parts(event, layout.order).to_pylist()[0]
     row = ", ".join(f"{name}={values[name]!r}" for name in dict.fromkeys(parts))
     raise ConfigurationError(
-        f"could not merge the batch: {len(at)} events have a null in a key or in the sequence, the "
+        f"could not merge the batch: {count} events have a null in a key or in the sequence, the "
         f"first of them has {row}; filter these events, or correct keys or sequence_by"
     )

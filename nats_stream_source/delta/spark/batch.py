@@ -13,17 +13,19 @@ read again, and the rows of the first attempt, which can be a part of the batch,
 **A batch** is reduced by the executors to the events that decide (``mapInArrow``), without a
 shuffle, and read once. A partition stops at its share of what is collected at once.
 
-**A larger batch** is reduced, persisted, measured and collected part by part. A hash of the key
-decides on the part: all events of a key are merged together, since a PUT that is merged after its
-key's delete would revive the row. A part is collected in steps, since the driver's JVM holds what
-is on its way to this process.
+**A larger batch** is reduced, persisted, measured and, if no event is invalid, collected part by
+part. A hash of the key decides on the part: all events of a key are merged together, since a PUT
+that is merged after its key's delete would revive the row. A part is collected in steps, since the
+driver's JVM holds what is on its way to this process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import reduce
 from itertools import pairwise
+from operator import or_
 from typing import Any
 
 import numpy as np
@@ -35,6 +37,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import LongType, StructField, StructType
 
 from nats_stream_source.delta.conflicts import first_line
+from nats_stream_source.delta.rules.changes import require_valid
 from nats_stream_source.delta.rules.events import (
     PUT,
     ChangeRules,
@@ -55,6 +58,7 @@ from nats_stream_source.delta.rules.rows import DecidingEvents
 from nats_stream_source.delta.schema import OWN_PREFIX, validate_names
 from nats_stream_source.delta.spark.columns import arrow_schema, nullable, quote
 from nats_stream_source.errors import ConfigurationError
+from nats_stream_source.wire.headers import OPERATIONS
 
 # Up to here the rows of a batch reach the driver faster than the executors start to reduce them.
 _FEW_ROWS = 10_000
@@ -203,7 +207,7 @@ class Collector:
         self.partitions = 0
         self.large = False
 
-    def parts(self, frame: DataFrame, layout: Layout) -> Iterator[pa.Table]:
+    def parts(self, frame: DataFrame, shape: EventShape) -> Iterator[pa.Table]:
         """The rows whose events decide; they are read twice if they are many more than before."""
         if self.few:
             rows = frame.limit(self.few + 1).toArrow()
@@ -212,11 +216,11 @@ class Collector:
                 yield rows
                 return
         if not self.large:
-            reduced = self._reduced(frame, layout)
+            reduced = self._reduced(frame, shape.layout)
             if reduced is not None:
                 yield reduced
                 return
-        yield from self._parts(frame, layout)
+        yield from self._parts(frame, shape)
 
     def _reduced(self, frame: DataFrame, layout: Layout) -> pa.Table | None:
         """All events that decide; None if they exceed the bound."""
@@ -234,8 +238,9 @@ class Collector:
         self._learn(rows, pc.sum(read).as_py() or 0)
         return rows
 
-    def _parts(self, frame: DataFrame, layout: Layout) -> Iterator[pa.Table]:
+    def _parts(self, frame: DataFrame, shape: EventShape) -> Iterator[pa.Table]:
         """The events that decide, of a batch of any size."""
+        layout, invalid = shape.layout, _is_invalid(frame.schema, shape)
         reduced = _reducing(frame, layout, None)
         keys = [
             # One value for equal keys: 0.0 in place of -0.0.
@@ -252,8 +257,13 @@ class Collector:
                 F.coalesce(F.sum(_BYTES), F.lit(0)).alias("bytes"),
                 F.coalesce(F.sum(_READ), F.lit(0)).alias("read"),
                 F.count(_READ).alias("partitions"),
+                F.count_if(invalid).alias("invalid"),
             ).first()
             assert measured is not None  # an aggregate without GROUP BY has one row
+            if measured.invalid:  # before a part is merged
+                rows = persisted.where(invalid).drop(*_OWN).limit(1).toArrow()
+                first = replace(shape, target=None).events(rows, "")
+                require_valid(first, layout, measured.invalid)
             count = max(1, -(-measured.rows // MAX_ROWS), -(-measured.bytes // MAX_BYTES))
             steps = -(-measured.bytes // (count * _ONCE_BYTES)) or 1  # of a part
             edges = np.linspace(0, _SLOTS, min(count, _SLOTS) * steps + 1).astype(int).tolist()
@@ -287,7 +297,24 @@ class DataFrameSource:
 
     def parts(self, shape: EventShape) -> Iterator[pa.Table]:
         """The rows whose events decide, in one table or several."""
-        return self.collector.parts(self.frame, shape.layout)
+        return self.collector.parts(self.frame, shape)
+
+
+def _is_invalid(columns: StructType, shape: EventShape) -> Column:
+    """The condition of the rows for whose events :func:`require_valid` raises."""
+    order = ORDER_COLUMNS if shape.computed else shape.layout.order
+    invalid = reduce(or_, _nulls(columns, [*shape.layout.keys, *order]))
+    if shape.layout.entries:
+        invalid |= F.col("operation").isNull() | ~F.col("operation").isin(*OPERATIONS)
+    return invalid
+
+
+def _nulls(columns: StructType, names: Sequence[str], prefix: str = "") -> Iterator[Column]:
+    for name in names:
+        yield F.col(prefix + quote(name)).isNull()
+        kind = columns[name].dataType
+        if isinstance(kind, StructType):
+            yield from _nulls(kind, kind.names, f"{prefix}{quote(name)}.")
 
 
 def _reducing(frame: DataFrame, layout: Layout, share: tuple[int, int] | None) -> DataFrame:

@@ -408,6 +408,28 @@ def test_batch_beyond_bound_has_events_of_key_in_one_part(
     assert persisted() == 0
 
 
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {},
+        {"stored_as_scd_type": 2},
+        {"keys": "key", "sequence_by": "revision"},
+        {"keys": "key", "sequence_by": "named_struct('of', struct(revision))"},
+    ],
+    ids=["entries", "history", "column", "struct"],
+)
+@pytest.mark.usefixtures("bound")
+def test_batch_beyond_bound_is_validated_before_first_part(
+    spark: SparkSession, rules: dict[str, Any], persisted: Callable[[], int]
+) -> None:
+    revision = "if(id IN (5, 7), null, id) AS revision"
+    frame = spark.range(0, 8, 1, 2).selectExpr("concat('k', id) AS key", revision, *_ORDER)
+    events = batch_of(frame, ChangeRules.of(**rules), Collector())
+    with pytest.raises(ConfigurationError, match=r"2 (entries|events) have a null"):
+        next(iter(events.source.parts(events.shape)))
+    assert persisted() == 0
+
+
 @pytest.mark.usefixtures("bound")
 def test_batch_beyond_bound_is_released_after_failure(
     spark: SparkSession, persisted: Callable[[], int]
@@ -424,7 +446,7 @@ def test_batch_beyond_bound_is_released_after_failure(
 def test_query_after_batch_beyond_bound_collects_again_in_one_part(spark: SparkSession) -> None:
     events = _events(spark, *_PUTS, *_DELETES)
     collector = Collector()
-    assert len(list(collector.parts(events.source.frame, events.shape.layout))) == 6  # type: ignore[attr-defined]
+    assert len(list(collector.parts(events.source.frame, events.shape))) == 6  # type: ignore[attr-defined]
     assert collector.large
     small = spark.createDataFrame([(1.0, 1, "u")], "id double, n int, op string")
     events = batch_of(small, _KEYED, collector)
