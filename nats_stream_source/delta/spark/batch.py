@@ -68,7 +68,9 @@ MAX_ROWS = 1_000_000
 MAX_BYTES = 256 << 20
 """The bound of a part, in rows and in bytes of Arrow."""
 
-_ONCE_BYTES = 64 << 20  # that the JVM of the driver holds, twice, while they are collected
+ONCE_BYTES = 64 << 20
+"""What the JVM of the driver holds at once, twice, while rows are collected."""
+
 _GROUP_BYTES = 64 << 20  # an executor holds twice as much
 _MANY_PARTITIONS = 32  # assumed of a query's first batch
 
@@ -228,7 +230,7 @@ class Collector:
         if not partitions:
             shuffled = frame.sparkSession.conf.get("spark.sql.shuffle.partitions", None)
             partitions = max(_MANY_PARTITIONS, int(shuffled or 0))
-        share = MAX_ROWS // partitions, _ONCE_BYTES // partitions
+        share = MAX_ROWS // partitions, ONCE_BYTES // partitions
         collected = _reducing(frame, layout, share).toArrow()
         read = collected[_READ]
         if pc.any(pc.equal(read, _EXCEEDED)).as_py():
@@ -265,7 +267,7 @@ class Collector:
                 first = replace(shape, target=None).events(rows, "")
                 require_valid(first, layout, measured.invalid)
             count = max(1, -(-measured.rows // MAX_ROWS), -(-measured.bytes // MAX_BYTES))
-            steps = -(-measured.bytes // (count * _ONCE_BYTES)) or 1  # of a part
+            steps = -(-measured.bytes // (count * ONCE_BYTES)) or 1  # of a part
             edges = np.linspace(0, _SLOTS, min(count, _SLOTS) * steps + 1).astype(int).tolist()
             slices = [
                 persisted.where(F.col(_SLOT).between(start, end - 1)).drop(*_OWN)

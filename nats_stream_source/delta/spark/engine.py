@@ -1,12 +1,13 @@
 """Engine ``"spark"``: the rule in this process, its changes by Delta Lake's MERGE.
 
-**Steps**, for each part of a batch (:mod:`batch`). 1. Read the rows of its keys; of a bucket's
-entries, only their keys and order. 2. The rule computes the changes, and reads the state of the
-keys if the table has one. 3. MERGE the state, then the table. A MERGE without changes is left out;
-if only the state has changed, that of the table commits a version without changes.
+**Steps**, for each part of a batch (:mod:`batch`). 1. Read the rows of its keys; with SCD type 1,
+only their keys and order. 2. The rule computes the changes. It reads the state of the keys if the
+table has one, and the values of rows, for a tie or a value that an event lacks. 3. MERGE the state,
+then the table. A MERGE without changes is left out; if only the state has changed, that of the
+table commits a version without changes.
 
-**Other writers.** Delta's MERGE does not compare with the version that step 1 has read. So each
-change carries what was read of its row, and the MERGE fails if the table has another one meanwhile.
+**Other writers.** Delta's MERGE does not compare with the versions that were read. So each change
+carries what was read of its row, and the MERGE fails if the table has another one meanwhile.
 Then all is computed again from the newest version; with a state table after any other commit in
 between, too: the rows and the state have the events of both writers, so the second time is right. A
 part of the changes would not do: a row of this writer can begin where one of the other's ends, by a
@@ -33,13 +34,14 @@ from nats_stream_source.delta.merge_result import MergeResult, newest_created
 from nats_stream_source.delta.rules.changes import changes_of
 from nats_stream_source.delta.rules.events import EventShape
 from nats_stream_source.delta.rules.layout import DELETED_COLUMN, SEQUENCE, Layout, state_name
-from nats_stream_source.delta.rules.rows import Integers, positions_in
+from nats_stream_source.delta.rules.rows import Integers, key_codes, positions_in
 from nats_stream_source.delta.schema import (
     OWN_PREFIX,
     require_storable_names,
     stored_field,
     type_parts,
 )
+from nats_stream_source.delta.spark.batch import ONCE_BYTES
 from nats_stream_source.delta.spark.columns import quote, spark_schema
 from nats_stream_source.delta.spark.session import SKIPS_EMPTY_COMMITS, temporary_settings
 from nats_stream_source.delta.spark.table import CONFLICTS, SparkTable
@@ -55,6 +57,8 @@ _MOST_TASK_ROWS, _TASK_BYTES = 10_000, 16 << 20
 
 # Of a row in a MERGE: whether it is removed, and the row of the table as it was read.
 _REMOVED, _READ = OWN_PREFIX + "removed", OWN_PREFIX + "read"
+# Of a row as it was read: true if its values were read, too; else null, as these are.
+_VALUED = OWN_PREFIX + "valued"
 
 
 class SparkEngine(Engine[SparkTable]):
@@ -139,18 +143,32 @@ class SparkEngine(Engine[SparkTable]):
 
 
 class _RowsOfKeys:
-    """A :class:`nats_stream_source.delta.rules.rows.Reader` of the rows of one set of keys."""
+    """A :class:`nats_stream_source.delta.rules.rows.Reader` of the rows of one set of keys.
 
-    def __init__(self, table: SparkTable, columns: Sequence[str], keys: Sequence[str]) -> None:
-        self._table = table
-        self._columns = columns
-        self._keys = list(keys)
+    The rows can be of several versions, since the MERGE compares each with what was read of it.
+
+    Args:
+        columns: what is read of each row.
+        values: what is read of a row if the rule asks for one of them.
+        events: whose sizes are those that their rows are taken to have.
+    """
+
+    def __init__(
+        self,
+        table: SparkTable,
+        keys: Sequence[str],
+        columns: Sequence[str],
+        values: Sequence[str],
+        events: pa.Table,
+    ) -> None:
+        self._table, self._keys, self._events = table, list(keys), events
+        self._columns, self._values = list(columns), list(values)
         self._rows: pa.Table | None = None
 
     def rows(self, keys: pa.Table) -> pa.Table:
         """The rows; the first call reads those of its keys, see :meth:`Reader.of_keys`."""
         if self._rows is None:
-            self._rows = self._table.rows_of_keys(keys, self._keys, self._columns)
+            self._rows = self._collected(keys, self._columns)
         return self._rows
 
     def find(self, keys: pa.Table) -> Integers:
@@ -160,9 +178,40 @@ class _RowsOfKeys:
         return np.flatnonzero(positions_in(self.rows(keys), keys, self._keys) >= 0)
 
     def read(self, slots: Integers, columns: Sequence[str] | None = None) -> pa.Table:
+        """See :meth:`Reader.read`; None for all columns that were read."""
+        if not {*(columns or ())} <= {*self._columns}:
+            self._read_values(slots)
         assert self._rows is not None  # the slots are of its rows
-        rows = self._rows.select(list(self._columns if columns is None else columns))
+        rows = self._rows if columns is None else self._rows.select(list(columns))
         return rows.take(pa.array(np.maximum(slots, 0), mask=slots < 0))
+
+    def _read_values(self, slots: Integers) -> None:
+        rows = self._rows
+        assert rows is not None  # the slots are of its rows
+        slots = np.unique(slots[slots >= 0])
+        if _VALUED in rows.column_names:
+            slots = slots[rows[_VALUED].is_null().to_numpy()[slots]]
+        of = rows.take(pa.array(slots))
+        found = self._collected(of.select(self._keys), [*self._columns, *self._values])
+        at = positions_in(of, found, self._columns)
+        if (at < 0).any():
+            raise TableChangedError(_CHANGED)
+        flags = pa.repeat(pa.scalar(True), len(found))
+        found = found.add_column(len(self._columns), _VALUED, flags)
+        latest = np.arange(len(rows))
+        latest[slots] = len(rows) + at
+        both = pa.concat_tables([rows, found], promote_options="default")
+        self._rows = both.take(pa.array(latest))
+
+    def _collected(self, keys: pa.Table, columns: Sequence[str]) -> pa.Table:
+        """Columns of the rows of keys, in steps: the driver's JVM holds one of them."""
+        size = self._events.select([n for n in self._events.column_names if n in columns]).nbytes
+        steps = 1 + size * len(keys) // (max(1, len(self._events)) * ONCE_BYTES)
+        step = np.zeros(len(keys), int) if steps == 1 else key_codes(keys, self._keys) % steps
+        return pa.concat_tables(
+            self._table.rows_of_keys(keys.filter(pa.array(step == number)), self._keys, columns)
+            for number in range(steps)
+        )
 
 
 def _merge_events(
@@ -177,13 +226,16 @@ def _merge_events(
     if not len(events):
         return MergeResult("spark"), False
     version = None if state is None else table.version()
-    known = layout.table_schema(events.schema).names
-    if layout.entries:  # a tie of other events is decided by all values
-        known = [name for name in known if name in (*layout.identified, DELETED_COLUMN)]
-    rows, recorded = _RowsOfKeys(table, known, layout.keys), None
+    known, values, keys = layout.table_schema(events.schema).names, [], layout.keys
+    if layout.scd_type == 1:
+        order = (*layout.identified, DELETED_COLUMN)
+        values = [name for name in known if name not in order]
+        known = [name for name in known if name in order]
+    rows, recorded = _RowsOfKeys(table, keys, known, values, events), None
     rows.rows(events.select([*layout.keys, *([SEQUENCE] if layout.scd_type == 2 else [])]))
     if state is not None:
-        recorded = _RowsOfKeys(state, layout.state_schema(events.schema).names, layout.keys)
+        columns = layout.state_schema(events.schema).names
+        recorded = _RowsOfKeys(state, keys, columns, [], events)
     changes = changes_of(events, layout, shape.tracked, rows, recorded)
     if state is not None and recorded is not None and len(changes.state):
         identity = layout.state("state").identity
@@ -224,7 +276,8 @@ def _merge_as_read(
         gone: the rows that are removed, as they were read.
         identity: the columns that identify a row.
     """
-    read = [stored_field(table.schema.field(name)) for name in before.column_names]
+    schema = table.schema.append(pa.field(_VALUED, pa.bool_()))
+    read = [stored_field(schema.field(name)) for name in before.column_names]
     written = [stored_field(table.schema.field(name)) for name in upserts.column_names]
     own = [pa.field(_READ, pa.struct(read)), pa.field(_REMOVED, pa.bool_())]
 
@@ -245,7 +298,7 @@ def _merge_as_read(
         quote(name): F.col(f"s.{quote(name)}") for name in upserts.column_names
     }
     key, removed = quote(identity[0]), F.col(f"s.{_REMOVED}")
-    same = reduce(and_, map(_as_read, read))
+    same = _are_as_read(read)
     # Delta evaluates a condition for all rows, also for those of one side only.
     matched = F.col(f"t.{key}").isNotNull() & F.col(f"s.{key}").isNotNull()
     fails = F.raise_error(F.lit(_CHANGED)).cast("boolean")
@@ -267,6 +320,17 @@ def _merge_as_read(
         raise
     assert counts is not None  # Delta's MERGE returns one row of counts
     return counts
+
+
+def _are_as_read(fields: Sequence[pa.Field]) -> Column:
+    """Whether the row has what was read: its order, and its values if these were."""
+    names = [field.name for field in fields]
+    at = names.index(_VALUED) if _VALUED in names else len(names)
+    same = reduce(and_, map(_as_read, fields[:at]))
+    if fields[at + 1 :]:
+        unread = F.col(f"s.{_READ}.{_VALUED}").isNull()
+        same &= unread | reduce(and_, map(_as_read, fields[at + 1 :]))
+    return same
 
 
 def _as_read(field: pa.Field) -> Column:
