@@ -60,7 +60,6 @@ _REQUIRED: dict[str, tuple[str, ...]] = {
     "metaData": ("id", "schemaString", "partitionColumns"),
     "protocol": ("minReaderVersion", "minWriterVersion"),
 }
-_ACTIONS_OF_ENTRY = 100  # of a checkpoint: they are half as long as the entry of a commit
 _ADD_FIELDS = ("path", "partitionValues", "size", "stats", "tags", "deletionVector")
 _MAPS = {"partitionValues", "tags", "configuration", "options"}  # pairs, where Arrow reads them
 _CHECKPOINT_COLUMNS = [
@@ -127,10 +126,15 @@ class LogState:
 
 
 class DeltaLog:
-    """The log of a table."""
+    """The log of a table.
+
+    Attributes:
+        entry_bytes: of the entries that were read or put since the last checkpoint.
+    """
 
     def __init__(self, objects: TableObjects) -> None:
         self._objects = objects
+        self.entry_bytes = 0
 
     def newest(self) -> LogState | None:
         """The newest version; None if there is no log.
@@ -169,8 +173,8 @@ class DeltaLog:
                 raise DamagedLogError(f"{_LOG} has no action {kind!r}")
         return state
 
-    def checkpoint_due(self, version: int) -> bool:
-        """Whether the entries since the last checkpoint are more than half as long as it is.
+    def checkpoint_due(self) -> bool:
+        """Whether the entries since the last checkpoint have half as many bytes as it has.
 
         A checkpoint has the files that were removed within the retention. At thirty commits a
         second it has 13 MB after half an hour, and one every hundred commits would be most of what
@@ -178,7 +182,7 @@ class DeltaLog:
         """
         try:
             hint = json.loads(self._objects.get(f"{_LOG}/_last_checkpoint"))
-            return not 0 <= version - hint["version"] < hint["size"] // _ACTIONS_OF_ENTRY
+            return 2 * self.entry_bytes >= int(hint["sizeInBytes"])
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return True
 
@@ -206,6 +210,7 @@ class DeltaLog:
             actions = []
         if not actions or not all(map(_is_action, actions)):
             raise DamagedLogError(f"{path} is damaged")
+        self.entry_bytes += len(content)
         return Commit(version, actions)
 
     def identities(self, versions: Iterable[int]) -> dict[int, object]:
@@ -236,8 +241,10 @@ class DeltaLog:
             }
         }
         lines = (json.dumps(action, separators=(",", ":")) for action in (info, *actions))
+        content = "\n".join(lines).encode()
         try:
-            self._objects.put(_commit_path(version), "\n".join(lines).encode(), create=True)
+            self._objects.put(_commit_path(version), content, create=True)
+            self.entry_bytes += len(content)
         except (ObjectExistsError, OSError) as error:
             # The response may have been lost, and the entry be this one.
             commit = self.commit(version)

@@ -120,7 +120,7 @@ class BackgroundUpkeep:
         def work() -> None:
             if compacts and upkeep is not None:
                 self._compact(table, upkeep)
-            writes = checkpoint and table.log.checkpoint_due(version)
+            writes = checkpoint and table.log.checkpoint_due()
             if not (writes or vacuum_due):
                 return
             # A listing of the log beside commits can miss an entry, which reads as a gap.
@@ -132,6 +132,7 @@ class BackgroundUpkeep:
             target = opening(self._storage.delta_rs)
             if writes:
                 target.create_checkpoint()
+                table.log.entry_bytes = 0
             if vacuum_due and upkeep is not None:
                 deleted = _delete_expired(self._storage, target, upkeep)
                 self._done.append(MaintenanceResult(deleted=deleted))
