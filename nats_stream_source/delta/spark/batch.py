@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark import StorageLevel
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
@@ -251,8 +252,10 @@ class Collector:
             if key in layout.keys
         ]
         slot = F.pmod(F.xxhash64(*keys), F.lit(_SLOTS)).cast("int").alias(_SLOT)
-        # Sorted, so that a part is read from its own blocks of the cache only.
-        persisted = reduced.select("*", slot).sortWithinPartitions(_SLOT).persist()
+        # Sorted, so that a part is read from its own blocks of the cache only. On disk: cached rows
+        # would leave the driver of a small machine, whose JVM has them too, no room for a merge.
+        cached = reduced.select("*", slot).sortWithinPartitions(_SLOT)
+        persisted = cached.persist(StorageLevel.DISK_ONLY)
         try:
             measured = persisted.agg(
                 F.count(F.lit(1)).alias("rows"),

@@ -43,17 +43,17 @@ from nats_stream_source.delta.schema import (
 )
 from nats_stream_source.delta.spark.batch import ONCE_BYTES
 from nats_stream_source.delta.spark.columns import quote, spark_schema
-from nats_stream_source.delta.spark.session import SKIPS_EMPTY_COMMITS, temporary_settings
+from nats_stream_source.delta.spark.session import (
+    SKIPS_EMPTY_COMMITS,
+    data_frame,
+    temporary_settings,
+)
 from nats_stream_source.delta.spark.table import CONFLICTS, SparkTable
 from nats_stream_source.delta.tables import Engine, TableChangedError, not_a_table_error
 from nats_stream_source.delta.upkeep import Upkeep
 
 _NOT_A_TABLE = ("DELTA_MISSING_DELTA_TABLE", "DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION")
 _CHANGED = "another writer has changed the rows meanwhile"
-
-# The driver sends the rows of a task in one message, of at most spark.rpc.message.maxSize.
-_TASK_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
-_MOST_TASK_ROWS, _TASK_BYTES = 10_000, 16 << 20
 
 # Of a row in a MERGE: whether it is removed, and the row of the table as it was read.
 _REMOVED, _READ = OWN_PREFIX + "removed", OWN_PREFIX + "read"
@@ -290,10 +290,7 @@ def _merge_as_read(
     identified = upserts.select(list(identity)).schema
     removals = part(gone.select(list(identity)).cast(identified), gone, True)
     changed = pa.concat_tables([part(upserts, before, False), removals], promote_options="default")
-    rows_of_task = len(changed) * _TASK_BYTES // max(1, changed.nbytes)
-    limit = {_TASK_ROWS: str(max(1, min(_MOST_TASK_ROWS, rows_of_task)))}
-    with temporary_settings(spark, limit):
-        source = spark.createDataFrame(changed, spark_schema(pa.schema([*written, *own])))
+    source = data_frame(spark, changed, pa.schema([*written, *own]))
     columns: dict[str, str | Column] = {
         quote(name): F.col(f"s.{quote(name)}") for name in upserts.column_names
     }

@@ -25,9 +25,11 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+import pyarrow as pa
 from py4j.java_gateway import JavaPackage
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
+from nats_stream_source.delta.spark.columns import spark_schema
 from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.spark.session import (
     DELTA_SETTINGS,
@@ -51,6 +53,9 @@ EXACT: Mapping[str, str | None] = {
     "spark.databricks.delta.write.txnVersion": None,
 }
 """The settings with which Delta's commands store values and commits as they are."""
+
+_TASK_ROWS, _TASK_BYTES = 10_000, 16 << 20
+_FEW_BYTES = 8 << 20
 
 
 def require_delta(spark: SparkSession) -> None:
@@ -108,6 +113,21 @@ def _set(spark: SparkSession, settings: Mapping[str, str | None]) -> None:
             spark.conf.unset(name)
         else:
             spark.conf.set(name, value)
+
+
+def data_frame(spark: SparkSession, rows: pa.Table, schema: pa.Schema) -> DataFrame:
+    """Rows as a DataFrame with these columns, whose bytes the driver's JVM holds as they are, not as objects.
+
+    The JVM sends those of a task in one message, of at most ``spark.rpc.message.maxSize``. Spark
+    knows the size of few rows, which it can broadcast in a join.
+    """
+    rows_of_task = len(rows) * _TASK_BYTES // max(1, rows.nbytes)
+    settings = {
+        "spark.sql.execution.arrow.maxRecordsPerBatch": str(max(1, min(_TASK_ROWS, rows_of_task))),
+        "spark.sql.execution.arrow.localRelationThreshold": str(_FEW_BYTES),
+    }
+    with temporary_settings(spark, settings):
+        return spark.createDataFrame(rows, spark_schema(schema))
 
 
 def default_filesystem(spark: SparkSession) -> str | None:

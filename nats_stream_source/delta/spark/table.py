@@ -44,8 +44,8 @@ from nats_stream_source.delta.schema import (
     widened_columns,
     with_new_columns,
 )
-from nats_stream_source.delta.spark.columns import arrow_schema, quote, spark_field, spark_schema
-from nats_stream_source.delta.spark.session import temporary_settings
+from nats_stream_source.delta.spark.columns import arrow_schema, quote, spark_field
+from nats_stream_source.delta.spark.session import data_frame, temporary_settings
 from nats_stream_source.delta.tables import TableChangedError
 from nats_stream_source.delta.upkeep import (
     MaintenanceResult,
@@ -222,7 +222,7 @@ class SparkTable:
             else:
                 conditions.append(F.col(f"t.{SEQUENCE}") >= sequence)
         # Of the size of the keys Spark knows nothing, and would sort the table to join it.
-        wanted = F.broadcast(self._spark.createDataFrame(of, spark_schema(of.schema)).alias("k"))
+        wanted = F.broadcast(data_frame(self._spark, of, of.schema).alias("k"))
         found = self.target.toDF().alias("t").join(wanted, reduce(and_, conditions), "left_semi")
         return found.select(*(F.col(f"t.{quote(name)}") for name in columns)).toArrow()
 

@@ -18,9 +18,10 @@ from nats_stream_source.delta.merge_result import MergeResult
 from nats_stream_source.delta.rules.events import ChangeRules, EventBatch
 from nats_stream_source.delta.spark import batch as batches
 from nats_stream_source.delta.spark import engine as spark_engine
+from nats_stream_source.delta.spark import session as spark_session
 from nats_stream_source.delta.spark.batch import Collector, batch_of
 from nats_stream_source.delta.spark.engine import SparkEngine
-from nats_stream_source.delta.spark.session import EXACT, temporary_settings
+from nats_stream_source.delta.spark.session import EXACT
 from nats_stream_source.delta.spark.table import SparkTable
 from nats_stream_source.delta.upkeep import Upkeep
 from nats_stream_source.errors import ConfigurationError, TableConflictError
@@ -287,11 +288,11 @@ def test_large_rows_are_sent_in_tasks_of_bounded_bytes(
         tasks.append(created.rdd.getNumPartitions())
         return created
 
-    monkeypatch.setattr(spark_engine, "_TASK_BYTES", 1)
-    monkeypatch.setattr(SparkSession, "createDataFrame", run)
+    monkeypatch.setattr(spark_session, "_TASK_BYTES", 1)
     # Of less than this, Spark sends as many tasks as there are cores.
-    with temporary_settings(spark, {"spark.sql.execution.arrow.localRelationThreshold": "0"}):
-        merge(batch)
+    monkeypatch.setattr(spark_session, "_FEW_BYTES", 0)
+    monkeypatch.setattr(SparkSession, "createDataFrame", run)
+    merge(batch)
     assert tasks[-1] == 3
 
 
