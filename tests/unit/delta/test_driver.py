@@ -159,41 +159,30 @@ def test_rows_of_key_begin_with_last_one_before_sequence(kind: pa.DataType) -> N
     assert sorted(index.of_keys(pa.table({"key": ["k", "x"]})).tolist()) == [0, 1, 2]
 
 
-_KEYS = st.lists(st.binary(max_size=6), max_size=40)
-
-
 def keys_of(values: list[bytes]) -> Keys:
     return Keys.of(pa.array(values, pa.large_binary()))
 
 
 @pytest.mark.parametrize("hashes", [1, 3, 1 << 62])
-@given(batches=st.lists(_KEYS, max_size=8))
-def test_index_equals_dictionary(hashes: int, batches: list[list[bytes]]) -> None:
+@given(batches=st.lists(st.lists(st.binary(max_size=6), max_size=40), max_size=8))
+def test_index_equals_dictionary_and_finds_repeated_key(
+    hashes: int, batches: list[list[bytes]]
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         real = key_index._hashes
         patch.setattr(key_index, "_hashes", lambda keys: real(keys) % np.uint64(hashes))
         index, model = KeyIndex(), dict[bytes, int]()
         for batch in batches:
             keys = keys_of(batch)
+            repeated = keys.first_repeated()
+            assert (repeated is None) == (len(set(batch)) == len(batch))
+            assert repeated is None or batch.count(batch[repeated]) > 1
             found = index.find(keys)
             assert found.tolist() == [model.get(key, -1) for key in batch]
             new = list(dict.fromkeys(key for key in batch if key not in model))
             slots = index.insert(keys_of(new))
             model.update(zip(new, slots.tolist(), strict=True))
         assert len(index) == len(model)
-
-
-@pytest.mark.parametrize("hashes", [1, 2, 1 << 62])
-@given(values=_KEYS)
-def test_first_repeated_key_is_found(hashes: int, values: list[bytes]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        real = key_index._hashes
-        patch.setattr(key_index, "_hashes", lambda keys: real(keys) % np.uint64(hashes))
-        at = keys_of(values).first_repeated()
-    if at is None:
-        assert len(set(values)) == len(values)
-    else:
-        assert values.count(values[at]) > 1
 
 
 @given(

@@ -21,7 +21,6 @@ from nats_stream_source.delta.rules.layout import Layout
 from nats_stream_source.delta.schema import (
     TIMESTAMP,
     conform,
-    is_opaque,
     opaque_type,
     require_not_null,
     require_storable_names,
@@ -173,13 +172,6 @@ def test_names_side_by_side_refused(names: list[str], problem: str) -> None:
 def test_characters_in_names_refused(schema: pa.Schema, problem: str) -> None:
     with pytest.raises(ConfigurationError, match=problem):
         require_storable_names("lake", schema)
-
-
-def test_opaque_type_found_in_parts() -> None:
-    kind = pa.list_(struct(v=opaque_type("variant")))
-    assert is_opaque(kind)
-    assert sql_type(kind) == "array<struct<v:variant>>"
-    assert not is_opaque(pa.list_(struct(v=I8)))
 
 
 VECTORS = {"deletionVectors", "appendOnly", "invariants"}

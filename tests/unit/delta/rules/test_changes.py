@@ -51,11 +51,6 @@ entry = st.fixed_dictionaries(
 )
 
 
-def table(rows: list[dict[str, Any]]) -> pa.Table:
-    columns = {name: [row[name] for row in rows] for name in SCHEMA.names}
-    return pa.table(columns, SCHEMA)
-
-
 def newest_orders(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     """The reference: the greatest order of each key, nulls as the greatest, and all with a null."""
     newest: dict[Any, tuple[Any, ...]] = {}
@@ -80,26 +75,18 @@ def rows_of(found: pa.Table) -> list[dict[str, Any]]:
     ).to_pylist()
 
 
-@given(st.lists(entry, max_size=30))
-def test_newest_row_for_each_key(rows: list[dict[str, Any]]) -> None:
-    found = rows_of(newest_per_key(table(rows), KEYS, ORDER_COLUMNS))
-    assert orders_of(found) == newest_orders(rows)
-    assert all(row in rows for row in found)  # whole rows, not columns of different rows
-
-
 @given(st.lists(st.lists(entry, max_size=8), max_size=6))
-def test_batches_are_reduced_as_one_table(batches: list[list[dict[str, Any]]]) -> None:
+def test_newest_row_of_each_key_in_batches_that_are_reduced(
+    batches: list[list[dict[str, Any]]],
+) -> None:
     everything = [row for rows in batches for row in rows]
     collected = DecidingEvents(SCHEMA, LAYOUT)
     collected._next_rows = 4  # reduced several times
     for rows in batches:
-        collected.add(
-            table(rows).combine_chunks().to_batches()[0]
-            if rows
-            else pa.RecordBatch.from_pylist([], SCHEMA)
-        )
-    found = collected.table()
-    assert orders_of(rows_of(found)) == newest_orders(everything)
+        collected.add(pa.RecordBatch.from_pylist(rows, SCHEMA))
+    found = rows_of(collected.table())
+    assert orders_of(found) == newest_orders(everything)
+    assert all(row in everything for row in found)  # whole rows, not columns of different rows
 
 
 def test_keys_of_zero_with_either_sign_are_one() -> None:
@@ -108,27 +95,14 @@ def test_keys_of_zero_with_either_sign_are_one() -> None:
     assert newest_per_key(rows, ["key"], ORDER_COLUMNS)["revision"].to_pylist() == [2, 2]
 
 
-def record_batch(keys: int, start: int, size: int = 8) -> pa.RecordBatch:
-    numbers = range(start, start + keys)
-    return pa.RecordBatch.from_pydict(
-        {
-            "bucket": ["fleet"] * keys,
-            "key": [str(n) for n in numbers],
-            "value": [b"x" * size] * keys,
-            "revision": list(numbers),
-            "operation": ["PUT"] * keys,
-            "stream_created": pa.array([1] * keys, SCHEMA.field("stream_created").type),
-        },
-        SCHEMA,
-    )
-
-
 def test_large_values_are_reduced_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it, 65,536 values of 1 MiB would be in memory before the first reduction."""
     monkeypatch.setattr(module, "_FIRST_BYTES", 100_000)
     collected = DecidingEvents(SCHEMA, LAYOUT)
+    row = {"bucket": "fleet", "value": b"x" * 10_000, "revision": 1, "stream_created": 1}
     for _ in range(50):
-        collected.add(record_batch(2, 0, size=10_000))
+        rows = [{**row, "key": key} for key in "ab"]
+        collected.add(pa.RecordBatch.from_pylist(rows, SCHEMA))
     assert sum(batch.nbytes for batch in collected._batches) < 250_000
 
 
@@ -140,13 +114,16 @@ UNIQUE = [name for name, situation in SITUATIONS.items() if not situation["ties"
     ("scd_type", "tracked", "column"),
     [(1, "ab", "scd1"), (2, "ab", "scd2_track_a_b"), (2, "a", "scd2_track_a")],
 )
-def test_situation_gives_rows_of_auto_cdc(
+def test_situation_gives_rows_of_auto_cdc_and_of_oracle(
     situation: str, scd_type: int, tracked: str, column: str
 ) -> None:
-    tables = MemoryTables(scd_type, tracked)
+    tables, seen = MemoryTables(scd_type, tracked), list[Event]()
     for batch, after in zip(events_of(situation), SITUATIONS[situation]["after"], strict=True):
         tables.merge(batch)
-        assert [list(row[1:]) for row in tables.rows()] == after[column]
+        seen += batch
+        oracle = latest(seen) if scd_type == 1 else history(seen, tracked)
+        for rows in (tables.rows(), oracle):
+            assert [list(row[1:]) for row in rows] == after[column]
 
 
 ZERO: Any = 0.0
@@ -178,18 +155,6 @@ def test_equal_sequences_and_equal_keys(
     for batch in batches:
         tables.merge(Event(key, seq, "U", a, "x") for key, seq, a in batch)
     assert tables.rows() == rows
-
-
-@pytest.mark.parametrize("situation", UNIQUE)
-def test_oracle_gives_rows_of_auto_cdc(situation: str) -> None:
-    # The oracle of the random batches, against what Spark gave.
-    events: list[Event] = []
-    for batch, after in zip(events_of(situation), SITUATIONS[situation]["after"], strict=True):
-        events += batch
-        assert [list(row[1:]) for row in latest(events)] == after["scd1"]
-        for tracked in ("ab", "a"):
-            rows = [list(row[1:]) for row in history(events, tracked)]
-            assert rows == after["scd2_track_a_b" if tracked == "ab" else "scd2_track_a"]
 
 
 @pytest.mark.parametrize(("ties", "count"), [(False, 250), (True, 100)])
@@ -237,7 +202,6 @@ def random_batches(rng: random.Random, key: str, *, ties: bool) -> list[list[Eve
     return batches
 
 
-EMPTY = pa.schema([])
 KEPT_EVENTS = MemoryTables(1).events.append(pa.field(UNAVAILABLE, pa.list_(pa.string())))
 
 
@@ -259,23 +223,16 @@ def delete(key: str, seq: int) -> dict[str, Any]:
     return event(key, seq, op="D")
 
 
-class KeptTables(MemoryTables):
-    """A table of SCD type 1 that keeps values."""
-
-    def __init__(self) -> None:
-        super().__init__(1)
-
-    def merge_kept(self, *events: dict[str, Any], crash: bool = False) -> None:
-        # As executors reduce them, in two partitions.
-        parts = []
-        for part in (events[::2], events[1::2]):
-            newest = DecidingEvents(KEPT_EVENTS, self.layout)
-            newest.add(pa.RecordBatch.from_pylist(list(part), KEPT_EVENTS))
-            parts.append(newest.table())
-        changes = changes_of(
-            pa.concat_tables(parts), self.layout, self.tracked, self.table, self.state
-        )
-        self.apply(changes, crash=crash)
+def merge_kept(tables: MemoryTables, *events: dict[str, Any], crash: bool = False) -> None:
+    """Merge events as executors reduce them, in two partitions."""
+    parts = []
+    for part in (events[::2], events[1::2]):
+        newest = DecidingEvents(KEPT_EVENTS, tables.layout)
+        newest.add(pa.RecordBatch.from_pylist(list(part), KEPT_EVENTS))
+        parts.append(newest.table())
+    batch = pa.concat_tables(parts)
+    changes = changes_of(batch, tables.layout, tables.tracked, tables.table, tables.state)
+    tables.apply(changes, crash=crash)
 
 
 _Batches = list[list[dict[str, Any]]]
@@ -307,21 +264,21 @@ CASES: dict[str, tuple[_Batches, tuple[Any, ...]]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_value_that_event_lacks_is_kept(case: str) -> None:
-    tables = KeptTables()
+    tables = MemoryTables(1)
     batches, row = CASES[case]
-    tables.merge_kept(event("y", 1, 7, "other"))
+    merge_kept(tables, event("y", 1, 7, "other"))
     for batch in batches:
-        tables.merge_kept(*batch)
+        merge_kept(tables, *batch)
     assert tables.rows() == [("x", *row), ("y", 1, 7, "other")]
 
 
 @pytest.mark.parametrize("split", [False, True])
 def test_value_from_before_delete_not_kept(split: bool, caplog: pytest.LogCaptureFixture) -> None:
     events = [event("x", 1, 1, "old"), delete("x", 2), event("x", 3, 3, None, "b")]
-    tables = KeptTables()
+    tables = MemoryTables(1)
     with caplog.at_level(logging.WARNING):
         for batch in [[one] for one in events] if split else [events]:
-            tables.merge_kept(*batch)
+            merge_kept(tables, *batch)
     assert tables.rows() == [("x", 3, 3, None)]
     warned = [record for record in caplog.records if "null instead" in record.message]
     # A delete in the batch is known to be the reason.
@@ -331,34 +288,22 @@ def test_value_from_before_delete_not_kept(split: bool, caplog: pytest.LogCaptur
 @pytest.mark.parametrize("lists", [[None, None], [[], None]])
 def test_events_with_all_values_unchanged(lists: list[Any]) -> None:
     rows = [event("x", 1, 1, "b"), event("y", 1, 2, None)]
-    events = pa.Table.from_pylist(
-        [{**row, UNAVAILABLE: names} for row, names in zip(rows, lists, strict=True)], KEPT_EVENTS
-    )
-
-    tables = KeptTables()
-    reader = MemoryTable(EMPTY, tables.layout)  # it has no column to read
-    assert with_kept_values(events, tables.layout, reader) == events.drop_columns([UNAVAILABLE])
+    rows = [{**row, UNAVAILABLE: names} for row, names in zip(rows, lists, strict=True)]
+    events, layout = pa.Table.from_pylist(rows, KEPT_EVENTS), MemoryTables(1).layout
+    reader = MemoryTable(pa.schema([]), layout)  # it has no column to read
+    assert with_kept_values(events, layout, reader) == events.drop_columns([UNAVAILABLE])
 
 
 def test_nested_value_kept_with_type_of_table() -> None:
     kind = pa.list_(pa.struct([("n", pa.int32())]))
-    table = pa.schema(
-        [("key", pa.string()), (SEQUENCE, pa.int64()), ("v", kind), ("n", pa.int64())]
-    )
-    batch = pa.schema(
-        [
-            ("key", pa.string()),
-            ("v", kind),
-            ("n", pa.int32()),
-            (SEQUENCE, pa.int64()),
-            (DELETE, pa.bool_()),
-            (UNAVAILABLE, pa.list_(pa.string())),
-        ]
-    )
+    common = [("key", pa.string()), (SEQUENCE, pa.int64()), ("v", kind)]
+    table = pa.schema([*common, ("n", pa.int64())])
+    own = [("n", pa.int32()), (DELETE, pa.bool_()), (UNAVAILABLE, pa.list_(pa.string()))]
+    batch = pa.schema([*common, *own])
     row = {"key": "x", SEQUENCE: 1, "v": [{"n": 1}, {"n": None}], "n": 2**40}
     events = [{"key": "x", SEQUENCE: 2, DELETE: False, UNAVAILABLE: ["v", "n"]}]
 
-    layout = KeptTables().layout
+    layout = MemoryTables(1).layout
     reader = MemoryTable(table, layout)
     reader.slots.append(row)
     kept = with_kept_values(pa.Table.from_pylist(events, batch), layout, reader)
@@ -370,14 +315,14 @@ def test_random_batches_with_crashes_and_repeats_give_rows_of_all_events() -> No
     for seed in range(150):
         rng = random.Random(seed)
         events, rows = random_history(rng)
-        tables = KeptTables()
+        tables = MemoryTables(1)
         done = 0
         while done < len(events):
             start = max(0, done - rng.choice([0, 0, 1, 5]))  # events are repeated after a crash
             end = min(len(events), done + rng.randint(1, 6))
             batch = rng.sample(events[start:end], end - start)
-            tables.merge_kept(*batch, crash=rng.random() < 0.2)
-            tables.merge_kept(*batch)
+            merge_kept(tables, *batch, crash=rng.random() < 0.2)
+            merge_kept(tables, *batch)
             done = end
         assert tables.rows() == rows, seed
 

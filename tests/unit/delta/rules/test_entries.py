@@ -187,12 +187,6 @@ def test_mark_keeps_columns_that_batch_lacks() -> None:
     assert [row["note"] for row in table.rows] == ["mine"]
 
 
-def test_replaced_row_named_by_slot() -> None:
-    table = table_of("remove", ("a", "x", 1, 1, "PUT"), OLD)
-    changes = merge(table, ("k", "new", 1, 6, "PUT"), ("z", "new", 1, 7, "PUT"))
-    assert sorted(changes.replaced.tolist()) == [-1, 1]
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [("key", None), ("revision", None), ("stream_created", None), ("operation", "put")],

@@ -218,13 +218,6 @@ MARK = Layout.of_entries(ENTRIES.names, "mark")
         (ENTRY, None, MARK.table_schema(ENTRIES), ENTRIES.names, "it has a column 'deleted'"),
         (ENTRY, None, ENTRIES, ENTRIES.names[1:], "the batch has no column 'bucket'"),
         (
-            ENTRY,
-            None,
-            ENTRIES.set(2, pa.field("revision", pa.string())),
-            ENTRIES.names,
-            "column 'revision' is STRING, expected BIGINT",
-        ),
-        (
             MARK,
             None,
             MARK.table_schema(ENTRIES).append(pa.field("n", pa.int64(), nullable=False)),
