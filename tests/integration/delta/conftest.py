@@ -90,6 +90,12 @@ def merge(next_engine: Callable[[], Engine]) -> Merge:
 
 
 @pytest.fixture
+def merge_entries(frame: Frame, table: Path, merge: Merge) -> Merge:
+    """Function that merges entries into the test's table."""
+    return lambda *entries, **arguments: merge(frame(*entries), str(table), **arguments)
+
+
+@pytest.fixture
 def merge_events(event_frame: EventFrame, table: Path, merge: Merge) -> Merge:
     """Function that merges events into the test's table, by key and sequence."""
 
@@ -101,9 +107,9 @@ def merge_events(event_frame: EventFrame, table: Path, merge: Merge) -> Merge:
 
 @pytest.fixture
 def bucket(shared_server: NatsServer, request: pytest.FixtureRequest) -> Bucket:
-    """Bucket named after the test, on the server of the module."""
+    """Bucket named after the test, on the server of the module; its values can expire."""
     name = re.sub(r"\W", "_", request.node.name)
-    return Bucket(shared_server.url, name).create()
+    return Bucket(shared_server.url, name).create(allow_msg_ttl=True)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import re
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -17,7 +16,6 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from nats_stream_source.delta import Deletes, ReconcileResult, reconcile
 from nats_stream_source.delta.tables import Engine
-from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import (
     BucketNotFoundError,
     ConfigurationError,
@@ -33,9 +31,11 @@ from tests.integration.delta.merge_model import (
     Frame,
     Merge,
     Reconciled,
+    both_modes,
     by_driver,
     live,
     marks,
+    spark_in_faults,
     stored,
     version,
 )
@@ -44,16 +44,6 @@ from tests.support.nats.buckets import api
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.delta
-engines_and_modes = pytest.mark.parametrize(
-    ("engine", "deletes"),
-    [
-        *(("driver", deletes) for deletes in ("remove", "mark")),
-        pytest.param("spark", "mark", marks=pytest.mark.faults),
-    ],
-    indirect=["engine"],
-)
-
-
 engines_and_deletes = pytest.mark.parametrize(
     ("engine", "deletes"),
     [
@@ -68,16 +58,11 @@ engines_and_deletes = pytest.mark.parametrize(
 
 @engines_and_deletes
 def test_reconcile(
-    frame: Frame,
-    table: Path,
-    bucket: Bucket,
-    reconciled: Reconciled,
-    deletes: Deletes,
-    merge: Merge,
+    table: Path, bucket: Bucket, reconciled: Reconciled, deletes: Deletes, merge_entries: Merge
 ) -> None:
     """Keys purged without a marker, deleted with an unread one, or rewritten; then a second run."""
     read = bucket.write(*((key, "PUT") for key in ("a", "b.c", "d", "e", "f")))
-    merge(frame(*read), str(table), deletes=deletes)
+    merge_entries(*read, deletes=deletes)
     before = version(table)
     assert reconciled(deletes=deletes) == ReconcileResult(0, 5, 0, last_seq=5)
     assert version(table) == before
@@ -100,62 +85,40 @@ def test_reconcile(
 
     # A replay of the earlier entries: a mark rejects them, also the PUT that was never merged.
     if deletes == "mark":
-        merge(frame(*read, *unread), str(table), deletes=deletes)
+        merge_entries(*read, *unread, deletes=deletes)
         assert live(table) == {"f": 9}
     again = bucket.write(("a", "PUT"))
-    merge(frame(*again), str(table), deletes=deletes)
+    merge_entries(*again, deletes=deletes)
     assert live(table)["a"] == 11
 
 
-@engines_and_modes
-def test_reconcile_beside_query(
-    frame: Frame,
-    table: Path,
-    bucket: Bucket,
-    reconciled: Reconciled,
-    deletes: Deletes,
-    after_comparison: AfterComparison,
-    merge: Merge,
-) -> None:
-    """A query merges a new value of a key after the leader reported the key as missing."""
-    merge(frame(*bucket.write(("a", "PUT"), ("b", "PUT"))), str(table), deletes=deletes)
-    bucket.purge_subjects("a", "b")
-    after_comparison(lambda: merge(frame(*bucket.write(("a", "PUT"))), str(table), deletes=deletes))
-    assert reconciled(deletes=deletes) == ReconcileResult(1, 0, changed=1, last_seq=2)
-    assert live(table) == {"a": 3}
-
-
-@engines_and_modes
+@both_modes
+@spark_in_faults
 def test_reconcile_with_recreated_bucket(
-    frame: Frame,
-    table: Path,
-    bucket: Bucket,
-    reconciled: Reconciled,
-    deletes: Deletes,
-    merge: Merge,
+    table: Path, bucket: Bucket, reconciled: Reconciled, deletes: Deletes, merge_entries: Merge
 ) -> None:
     old = bucket.write(*((key, "PUT") for key in "abcd"))
-    merge(frame(*old), str(table), deletes=deletes)
+    merge_entries(*old, deletes=deletes)
     bucket.delete()
     bucket.create()
     new = bucket.write(("b", "PUT"))
     assert reconciled(deletes=deletes) == ReconcileResult(3, 1, 0, last_seq=1)
     assert live(table) == {"b": 2}  # until the query reads the re-created bucket
-    merge(frame(*new), str(table), deletes=deletes)
+    merge_entries(*new, deletes=deletes)
     assert live(table) == {"b": 1}
     if deletes == "mark":
-        merge(frame(*old), str(table), deletes=deletes)
+        merge_entries(*old, deletes=deletes)
         assert live(table) == {"b": 1}
 
 
 @by_driver
 def test_reconcile_with_bucket_restored_from_older_backup(
-    frame: Frame, table: Path, bucket: Bucket, reconciled: Reconciled, merge: Merge
+    table: Path, bucket: Bucket, reconciled: Reconciled, merge_entries: Merge
 ) -> None:
     """The value of key "a" in the table is newer than the bucket's: the query never corrects it."""
-    merge(frame(*bucket.write(("a", "PUT"), ("b", "PUT"))), str(table))
+    merge_entries(*bucket.write(("a", "PUT"), ("b", "PUT")))
     restore = back_up(bucket.url, f"KV_{bucket.name}")
-    merge(frame(*bucket.write(("a", "PUT"), ("c", "PUT"))), str(table))
+    merge_entries(*bucket.write(("a", "PUT"), ("c", "PUT")))
     restore()
     before = stored(table)
     with pytest.raises(DataLossError, match=r"revision [34] of key '[ac]'.*last sequence .* is 2"):
@@ -165,10 +128,10 @@ def test_reconcile_with_bucket_restored_from_older_backup(
 
 @by_driver
 def test_reconcile_with_mirror_that_lags(
-    frame: Frame, table: Path, bucket: Bucket, reconciled: Reconciled, merge: Merge
+    table: Path, bucket: Bucket, reconciled: Reconciled, merge_entries: Merge
 ) -> None:
     """A re-created mirror is empty at first: its keys are not missing."""
-    merge(frame(*bucket.write(("a", "PUT"), ("b", "PUT"))), str(table))
+    merge_entries(*bucket.write(("a", "PUT"), ("b", "PUT")))
     bucket.delete()
     stream = f"KV_{bucket.name}"
     config = {"name": stream, "mirror": {"name": f"{stream}_origin"}, "max_msgs_per_subject": 3}
@@ -181,17 +144,18 @@ def test_reconcile_with_mirror_that_lags(
 
 @by_driver
 def test_reconcile_touches_its_own_bucket_only(
-    frame: Frame, table: Path, bucket: Bucket, reconciled: Reconciled, merge: Merge
+    table: Path, bucket: Bucket, reconciled: Reconciled, merge_entries: Merge
 ) -> None:
     (entry,) = bucket.write(("a", "PUT"))
-    merge(frame(entry, dataclasses.replace(entry, bucket="yard")), str(table))
+    merge_entries(entry, dataclasses.replace(entry, bucket="yard"))
     bucket.purge_subjects("a")
     assert reconciled() == ReconcileResult(1, 0, 0, last_seq=1)
     assert [row["bucket"] for row in stored(table)] == ["yard"]
 
 
+@by_driver
 def test_reconcile_refuses(
-    spark: SparkSession, frame: Frame, tmp_path: Path, bucket: Bucket
+    spark: SparkSession, frame: Frame, tmp_path: Path, bucket: Bucket, merge: Merge
 ) -> None:
     (entry,) = bucket.write(("a", "PUT"))
     beyond = dataclasses.replace(entry, revision=2)
@@ -200,6 +164,7 @@ def test_reconcile_refuses(
     tables = {"good": entry, "beyond": beyond, "later": later, "wild": wild}
     for name, one in tables.items():
         write_deltalake(tmp_path / name, frame(one).drop("delta", "initial").toArrow())
+    merge(frame(entry), tmp_path / "sequence", sequence_by="created")
     refused: list[tuple[str, type[Exception], str, dict[str, Any]]] = [
         ("none", ConfigurationError, "no Delta table found", {}),
         ("good", ConfigurationError, "no column 'deleted'", {"deletes": "mark"}),
@@ -210,6 +175,7 @@ def test_reconcile_refuses(
         ("beyond", DataLossError, "revision 2 .* last sequence of bucket .* is 1", {}),
         ("later", ConfigurationError, "created later", {}),
         ("wild", InvalidNameError, "not a valid key", {}),
+        ("sequence", ConfigurationError, "expected those of a bucket's entries", {}),
     ]
     for name, error, message, arguments in refused:
         with pytest.raises(error, match=message):
@@ -218,7 +184,7 @@ def test_reconcile_refuses(
                 str(tmp_path / name),
                 **{"bucket": bucket.name, "servers": bucket.url, **arguments},
             )
-    for name in tables:
+    for name in (*tables, "sequence"):
         assert len(stored(tmp_path / name)) == 1
 
 
@@ -231,13 +197,6 @@ Expired = Callable[..., list[Entry]]
 
 
 @pytest.fixture
-def bucket(shared_server: NatsServer, request: pytest.FixtureRequest) -> Bucket:
-    """Bucket that allows TTLs and keeps three revisions of a key."""
-    name = re.sub(r"\W", "_", request.node.name)
-    return Bucket(shared_server.url, name).create(allow_msg_ttl=True)
-
-
-@pytest.fixture
 def expired(bucket: Bucket, frame: Frame, table: Path, merge: Merge) -> Expired:
     """Function that merges an entry of each key and a newer one, which expires.
 
@@ -245,20 +204,17 @@ def expired(bucket: Bucket, frame: Frame, table: Path, merge: Merge) -> Expired:
         The entries that are current again.
     """
 
-    def write(*keys: str, old: bytes = b"old", **kind: Any) -> list[Entry]:
+    def write(*keys: str, old: bytes = b"old", parsed: bool = False, **kind: Any) -> list[Entry]:
         puts = [(key, "PUT") for key in keys]
         older = bucket.write(*puts, value=old, headers={"unit": "kWh"})
         newer = bucket.write(*puts, value=b"short", headers={"Nats-TTL": "1s"})
-        merge(frame(*older, *newer), str(table), **kind)
+        rows = frame(*older, *newer)
+        rows = rows.withColumn("text", F.col("value").cast("string")) if parsed else rows
+        merge(rows, str(table), **kind)
         wait_until(lambda: bucket.state()["messages"] == len(keys), "the entries expire")
         return older
 
     return write
-
-
-def modes(kind: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of ``reconcile`` for a kind of table."""
-    return {name: value for name, value in kind.items() if name == "deletes"}
 
 
 def versions(table: Path) -> list[tuple[Any, ...]]:
@@ -278,15 +234,14 @@ def versions(table: Path) -> list[tuple[Any, ...]]:
 def test_row_gets_older_value(
     deletes: Deletes,
     expired: Expired,
-    bucket: Bucket,
     table: Path,
-    frame: Frame,
-    merge: Merge,
+    bucket: Bucket,
     reconciled: Reconciled,
+    merge_entries: Merge,
 ) -> None:
     kind: dict[str, Any] = {"deletes": deletes}
     older = expired("k", "l", **kind)
-    merge(frame(*bucket.write(("l", "PUT"))), str(table), **kind)
+    merge_entries(*bucket.write(("l", "PUT")), **kind)
     assert [row["value"] for row in stored(table)] == [b"short", b"x"]
     assert reconciled(**kind) == ReconcileResult(0, 1, 0, last_seq=5, replaced=1)
     row = stored(table)[0]
@@ -295,13 +250,11 @@ def test_row_gets_older_value(
     before = version(table)
     assert reconciled(**kind) == ReconcileResult(0, 2, 0, last_seq=5)
     assert version(table) == before
-    merge(frame(older[0], *bucket.write(("k", "PUT"))), str(table), **kind)
+    merge_entries(older[0], *bucket.write(("k", "PUT")), **kind)
     assert live(table) == {"k": 6, "l": 5}
 
 
-@pytest.mark.parametrize(
-    "engine", ["driver", pytest.param("spark", marks=pytest.mark.faults)], indirect=True
-)
+@spark_in_faults
 @pytest.mark.parametrize(
     ("following", "expected"),
     [
@@ -316,11 +269,10 @@ def test_history_closes_version_and_opens_older_value(
     following: tuple[str, str] | None,
     expected: list[tuple[Any, ...]],
     expired: Expired,
-    bucket: Bucket,
     table: Path,
-    frame: Frame,
-    merge: Merge,
+    bucket: Bucket,
     reconciled: Reconciled,
+    merge_entries: Merge,
 ) -> None:
     """The versions end after the stream's last message, and the next one gets that sequence."""
     older = expired("k", **HISTORY)
@@ -337,33 +289,38 @@ def test_history_closes_version_and_opens_older_value(
         assert reconciled() == ReconcileResult(1, 0, 0, last_seq=2)
         assert versions(table) == closed
         following, expected = ("k", "PUT"), [("k", b"x", 3, None)]
-    batch = frame(*older, *bucket.write(following))
+    batch = [*older, *bucket.write(following)]
     for _repeat in range(2):
-        merge(batch, str(table), **HISTORY)
+        merge_entries(*batch, **HISTORY)
         assert versions(table) == sorted([*closed, *expected])
 
 
 @kinds
-@by_driver
-def test_newer_put_wins_beside_query(
+@spark_in_faults
+def test_reconcile_beside_query(
     kind: dict[str, Any],
     expired: Expired,
     bucket: Bucket,
     table: Path,
-    frame: Frame,
-    merge: Merge,
+    merge_entries: Merge,
     reconciled: Reconciled,
     after_comparison: AfterComparison,
 ) -> None:
-    """A query merges a new value of a key after the leader reported the older one."""
+    """A query merges new values of a missing key and of one with an older value, once compared."""
+    merge_entries(*bucket.write(("a", "PUT"), ("b", "PUT")), **kind)
+    bucket.purge_subjects("a", "b")
     expired("k", "l", **kind)
-    after_comparison(lambda: merge(frame(*bucket.write(("k", "PUT"))), str(table), **kind))
-    assert reconciled(**modes(kind)) == ReconcileResult(0, 0, 1, last_seq=4, replaced=1)
+    new = [("a", "PUT"), ("k", "PUT")]
+    after_comparison(lambda: merge_entries(*bucket.write(*new, value=b"new"), **kind))
+    result = reconciled(deletes=kind.get("deletes", "remove"))
+    assert result == ReconcileResult(1, 0, changed=2, last_seq=6, replaced=1)
     if kind is HISTORY:
-        expected = [("k", b"old", 1, 3), ("k", b"short", 3, 5), ("k", b"x", 5, None)]
-        assert versions(table)[:3] == expected
+        of_missing = [("a", b"x", 1, 7), ("a", b"new", 7, None), ("b", b"x", 2, 7)]
+        of_k = [("k", b"old", 3, 5), ("k", b"short", 5, 8), ("k", b"new", 8, None)]
+        of_l = [("l", b"old", 4, 6), ("l", b"short", 6, 7), ("l", b"old", 7, None)]
+        assert versions(table) == sorted(of_missing + of_k + of_l)
     else:
-        assert live(table) == {"k": 5, "l": 2}
+        assert live(table) == {"a": 7, "k": 8, "l": 4}
 
 
 @kinds
@@ -389,9 +346,10 @@ def test_crash_between_removal_and_replacement_mended_by_next_call(
     with monkeypatch.context() as patch:
         patch.setattr(Engine, "merge", fail_at_second)
         with pytest.raises(KeyboardInterrupt):
-            reconciled(**modes(kind))
+            reconciled(deletes=kind.get("deletes", "remove"))
     assert len(calls) == 2
-    assert reconciled(**modes(kind)) == ReconcileResult(0, 0, 0, last_seq=4, replaced=1)
+    result = reconciled(deletes=kind.get("deletes", "remove"))
+    assert result == ReconcileResult(0, 0, 0, last_seq=4, replaced=1)
     current = [row for row in stored(table) if not (row.get("deleted") or row.get("__END_AT"))]
     assert [(row["key"], row["value"], row["revision"]) for row in current] == [("k", b"old", 1)]
 
@@ -410,23 +368,14 @@ def test_older_value_decoded(
 def test_table_with_parsed_values_keeps_rows_with_warning(
     kind: dict[str, Any],
     expired: Expired,
-    bucket: Bucket,
     table: Path,
-    frame: Frame,
-    merge: Merge,
     reconciled: Reconciled,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def parsed(*arguments: Any, **named: Any) -> None:
-        rows, *others = arguments
-        merge(rows.withColumn("text", F.col("value").cast("string")), *others, **named)
-
-    older = bucket.write(("k", "PUT"), value=b"old")
-    newer = bucket.write(("k", "PUT"), value=b"short", headers={"Nats-TTL": "1s"})
-    parsed(frame(*older, *newer), str(table), **kind)
-    wait_until(lambda: bucket.state()["messages"] == 1, "the entry expires")
+    expired("k", parsed=True, **kind)
     before = stored(table)
-    assert reconciled(**modes(kind)) == ReconcileResult(0, 1, 0, last_seq=2)
+    result = reconciled(deletes=kind.get("deletes", "remove"))
+    assert result == ReconcileResult(0, 1, 0, last_seq=2)
     assert stored(table) == before
     (record,) = (one for one in caplog.records if "older value is unknown" in one.message)
     assert "rows=1" in record.message

@@ -306,15 +306,6 @@ def test_reconcile_closes_open_rows_of_missing_keys(
     assert DeltaTable(table).version() == before
 
 
-@by_driver
-def test_reconcile_refuses_table_with_other_sequence(
-    frame: Frame, table: Path, merge: Merge, reconciled: Reconciled
-) -> None:
-    merge(frame(put("a", 1)), str(table), sequence_by="created")
-    with pytest.raises(ConfigurationError, match="expected those of a bucket's entries"):
-        reconciled()
-
-
 @spark_in_faults
 def test_maintain_compacts_table_and_state(
     spark: SparkSession, frame: Frame, table: Path, engine: Engine
