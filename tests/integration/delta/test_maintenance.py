@@ -23,16 +23,8 @@ pytestmark = pytest.mark.delta
 OLD = 8 * 24 * 3600  # seconds: older than Delta's limit of 7 days
 
 
-def create(table: Path, upkeep: Upkeep | None = None, **properties: str) -> str:
-    configuration = {**(upkeep.table_properties(False) if upkeep else {}), **properties}
-    DeltaTable.create(table, Schema.from_arrow(ROWS), configuration=configuration)
-    return str(table)
-
-
-def insert(table: Path, count: int) -> DeltaTable:
-    for number in range(count):
-        write_deltalake(table, rows(f"k{number}"), mode="append")
-    return DeltaTable(table)
+def create(table: Path, **properties: str) -> None:
+    DeltaTable.create(table, Schema.from_arrow(ROWS), configuration=properties)
 
 
 def replace_all(table: Path, revision: int) -> DeltaTable:
@@ -85,6 +77,15 @@ def test_log_kept_shorter_than_files() -> None:
         Upkeep(log_retention_hours=24, retention_hours=48)
 
 
+def test_upkeep_gives_properties_of_new_table() -> None:
+    upkeep = Upkeep(checkpoint_commits=5, log_retention_hours=3, retention_hours=2)
+    assert upkeep.table_properties(False) == {
+        "delta.checkpointInterval": "5",
+        "delta.logRetentionDuration": "interval 3 hours",
+        "delta.deletedFileRetentionDuration": "interval 2 hours",
+    }
+
+
 def test_vacuum_due_at_multiples_of_versions() -> None:
     upkeep = Upkeep(vacuum_commits=10)
     assert [v for v in range(30) if upkeep.vacuum_due(v, v + 1)] == [9, 19, 29]
@@ -131,34 +132,12 @@ def test_retention_of_table_wins_if_longer(table: Path) -> None:
     assert data_files(table) == set()
 
 
-def test_log_of_new_table_is_short(table: Path) -> None:
-    upkeep = Upkeep(checkpoint_commits=5, log_retention_hours=3, retention_hours=2)
-    create(table, upkeep)
-    assert DeltaTable(table).metadata().configuration == {
-        "delta.checkpointInterval": "5",
-        "delta.logRetentionDuration": "interval 3 hours",
-        "delta.deletedFileRetentionDuration": "interval 2 hours",
-    }
-    insert(table, 3)
-    for path in (table / "_delta_log").glob("*.json"):
-        then = time.time() - 4 * 3600
-        os.utime(path, (then, then))
-    insert(table, 5)
-    assert sorted(path.name[-7:] for path in (table / "_delta_log").glob("*.json")) == [
-        "04.json",
-        "05.json",
-        "06.json",
-        "07.json",
-        "08.json",
-    ]
-
-
 @pytest.mark.faults  # VACUUM by Spark takes 10 s and more
 def test_upkeep_by_spark(spark: SparkSession, table: Path) -> None:
     from nats_stream_source.delta.spark.table import SparkTable
 
-    create(table)
-    insert(table, 4)
+    for number in range(4):
+        write_deltalake(table, rows(f"k{number}"), mode="append")
     target = SparkTable(spark, "t", str(table))
     upkeep = Upkeep(compact_files=2, retention_hours=24)
     assert target.upkeep_after_commit(upkeep) == MaintenanceResult(4, 1)

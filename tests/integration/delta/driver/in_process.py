@@ -62,6 +62,7 @@ class InProcessTable:
         self.path = str(path)
         self.deletes: Deletes = deletes
         self.upkeep = upkeep
+        self.options = storage_options
         storage = TableStorage(self.path, self.path, storage_options)
         self._started = partial(DriverEngine, storage, vectors, limit)
         self.engine = self._started()
@@ -98,6 +99,10 @@ class InProcessTable:
     def state(self) -> Snapshot:
         assert self.engine.table.snapshot is not None
         return self.engine.table.snapshot
+
+    def verify_index(self) -> None:
+        """The kept index equals the one that is built from the table."""
+        assert index_of(self.state) == index_of(rebuilt(self.path, self.options))
 
 
 def index_of(table: Snapshot) -> dict[str, tuple[Any, ...]]:

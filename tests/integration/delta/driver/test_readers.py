@@ -19,7 +19,6 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaProtocolError
 from pyspark.sql import SparkSession
 
-from nats_stream_source.delta.driver.data_files import LiveFile
 from nats_stream_source.delta.driver.storage import TableStorage
 from nats_stream_source.delta.driver.upkeep import compact
 from nats_stream_source.delta.rules.layout import Deletes
@@ -63,56 +62,39 @@ def _entry(bucket: str, key: int, revision: int, operation: str = "PUT") -> Row:
     }
 
 
-class _Written:
-    """A table that the driver writes, and the rows that it has then."""
+def _write(path: Path, deletes: Deletes, other: str = "ships") -> Rows:
+    """Write a table by the driver; returns the rows that it has then."""
+    table, buckets, rows = InProcessTable(path, deletes, vectors=True), ("fleet", other), Rows()
 
-    def __init__(self, path: Path, deletes: Deletes, other: str = "ships") -> None:
-        self.deletes: Deletes = deletes
-        self.table = InProcessTable(path, deletes, vectors=True)
-        self.rows: Rows = {}
-        self.merge([])
-        partition_by(path, "bucket")
-        self.table.reopen()
-
-        buckets = ("fleet", other)
-        for bucket in buckets:
-            self.merge(_entry(bucket, key, key + 1) for key in range(10))
-            self.merge(
-                _entry(bucket, key, key + 30, "DEL" if key % 3 else "PUT")
-                for key in range(0, 10, 2)
-            )
-        for bucket in buckets:
-            files = self.table.state.files.items()
-            of_bucket = [n for n, file in files if file.add["partitionValues"]["bucket"] == bucket]
-            compact(self.table.state, of_bucket, 1 << 20)
-        change_actions(path, "add", lambda add: add.update(tags=_TAGS))
-        DeltaTable(path).create_checkpoint()
-        self.table.engine.table.close()
-        for bucket in buckets:
-            self.merge(
-                _entry(bucket, key, key + 60, "PURGE" if key % 5 else "PUT") for key in range(3, 7)
-            )
-        for file in self._largest_files():
-            assert "deletionVector" in file.add
-            assert file.add["tags"] == _TAGS
-
-    def _largest_files(self) -> list[LiveFile]:
-        """The compacted file of each partition."""
-        files = [file for _, file in self.table.state.files.items()]
-        return sorted(files, key=lambda file: file.rows)[-2:]
-
-    def merge(self, entries: Iterable[Row]) -> None:
+    def merge(entries: Iterable[Row]) -> None:
         entries = list(entries)
-        self.table.merge_rows(pa.Table.from_pylist(entries, _ARROW))
+        table.merge_rows(pa.Table.from_pylist(entries, _ARROW))
         for entry in entries:
-            identity = entry["bucket"], entry["key"]
-            put = entry["operation"] == "PUT"
-            if self.deletes == "mark":
-                self.rows[identity] = entry | {"deleted": not put}
-            elif put:
-                self.rows[identity] = entry
-            else:
-                self.rows.pop(identity, None)
+            identity, put = (entry["bucket"], entry["key"]), entry["operation"] == "PUT"
+            rows[identity] = {**entry, **({"deleted": not put} if deletes == "mark" else {})}
+            if deletes == "remove" and not put:
+                del rows[identity]
+
+    merge([])
+    partition_by(path, "bucket")
+    table.reopen()
+    for bucket in buckets:
+        merge(_entry(bucket, key, key + 1) for key in range(10))
+        merge(_entry(bucket, key, key + 30, "DEL" if key % 3 else "PUT") for key in range(0, 10, 2))
+    for bucket in buckets:
+        files = table.state.files.items()
+        of_bucket = [n for n, file in files if file.add["partitionValues"]["bucket"] == bucket]
+        compact(table.state, of_bucket, 1 << 20)
+    change_actions(path, "add", lambda add: add.update(tags=_TAGS))
+    DeltaTable(path).create_checkpoint()
+    table.engine.table.close()
+    for bucket in buckets:
+        merge(_entry(bucket, key, key + 60, "PURGE" if key % 5 else "PUT") for key in range(3, 7))
+    written = sorted((file for _, file in table.state.files.items()), key=lambda file: file.rows)
+    for file in written[-2:]:  # the compacted file of each partition
+        assert "deletionVector" in file.add
+        assert file.add["tags"] == _TAGS
+    return rows
 
 
 def _plain(row: Row) -> Row:
@@ -141,15 +123,15 @@ def _by_key(rows: list[Row]) -> Rows:
 def test_reader_returns_rows(
     tmp_path: Path, deletes: Deletes, read: Callable[[Path], list[Row]], partition: str
 ) -> None:
-    written = _Written(tmp_path / "fleet", deletes, partition)
-    assert _by_key(read(tmp_path / "fleet")) == written.rows
+    rows = _write(tmp_path / "fleet", deletes, partition)
+    assert _by_key(read(tmp_path / "fleet")) == rows
 
 
 def test_polars_returns_removed_rows_of_encoded_partition(tmp_path: Path) -> None:
     """A limitation of polars 2.1 that docs/table.md describes: it does not find the vectors."""
-    written = _Written(tmp_path / "fleet", "mark", _ENCODED)
+    rows = _write(tmp_path / "fleet", "mark", _ENCODED)
     found = by_polars(tmp_path / "fleet")
-    assert len(found) > len(written.rows)
+    assert len(found) > len(rows)
     assert {row["bucket"] for row in found} == {"fleet", _ENCODED}
 
 
@@ -157,14 +139,14 @@ def test_polars_returns_removed_rows_of_encoded_partition(tmp_path: Path) -> Non
 @pytest.mark.faults
 @both_modes
 def test_spark_returns_rows(spark: SparkSession, tmp_path: Path, deletes: Deletes) -> None:
-    written = _Written(tmp_path / "fleet", deletes, _ENCODED)
-    rows = spark.read.format("delta").load(str(tmp_path / "fleet")).collect()
-    assert _by_key([row.asDict(recursive=True) for row in rows]) == written.rows
+    rows = _write(tmp_path / "fleet", deletes, _ENCODED)
+    found = spark.read.format("delta").load(str(tmp_path / "fleet")).collect()
+    assert _by_key([row.asDict(recursive=True) for row in found]) == rows
 
 
 @pytest.mark.parametrize("method", ["to_pyarrow_table", "to_pandas", "to_pyarrow_dataset"])
 def test_pyarrow_reader_of_deltalake_refuses_table(tmp_path: Path, method: str) -> None:
-    _Written(tmp_path / "fleet", "remove")
+    _write(tmp_path / "fleet", "remove")
     read = getattr(DeltaTable(tmp_path / "fleet"), method)
     with pytest.raises(DeltaProtocolError, match=r"reader features: \{'deletionVectors'\}"):
         read()
