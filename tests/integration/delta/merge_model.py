@@ -129,10 +129,7 @@ class Bucket:
 
     def create(self, **config: Any) -> Bucket:
         info = buckets.create_bucket(self.url, self.name, history=3, **config)
-        micros = nanoseconds(info["created"]) // 1000
-        self.stream_created = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(
-            microseconds=micros
-        )
+        self.stream_created = _time(info["created"])
         return self
 
     def delete(self) -> None:
@@ -185,11 +182,16 @@ class Bucket:
     def created(self, revision: int) -> datetime:
         """Return when the server stored a revision."""
         stored = buckets.api(self.url, f"STREAM.MSG.GET.KV_{self.name}", {"seq": revision})
-        micros = nanoseconds(stored["message"]["time"]) // 1000
-        return datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=micros)
+        return _time(stored["message"]["time"])
 
     def state(self) -> dict[str, Any]:
         return buckets.bucket_state(self.url, self.name)
+
+
+def _time(text: str) -> datetime:
+    """The time of the server in microseconds."""
+    micros = nanoseconds(text) // 1000
+    return datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=micros)
 
 
 Reconciled = Callable[..., ReconcileResult]
@@ -236,6 +238,21 @@ def versions(table: Path) -> list[int]:
     """Return the versions of a table and of its state table."""
     state = table.with_name(f"{table.name}__cdc_state")
     return [DeltaTable(one).version() for one in (table, state) if one.exists()]
+
+
+def history_of(table: Path, *columns: str) -> list[tuple[Any, ...]]:
+    """Return key, value and the revisions that start and end each version, and columns of it."""
+    rows = [
+        (
+            row["key"],
+            row["value"],
+            row["__START_AT"]["revision"],
+            row["__END_AT"] and row["__END_AT"]["revision"],
+            *(row[name] for name in columns),
+        )
+        for row in rows_of(DeltaTable(table))
+    ]
+    return sorted(rows, key=lambda row: (row[0], row[2]))
 
 
 def columns_of(table: Path, *columns: str) -> list[tuple[Any, ...]]:

@@ -182,10 +182,7 @@ def test_plain_session_merges(shared_server: NatsServer, tmp_path: Path) -> None
     bucket.write(("a", "PUT"), ("b", "PUT"), ("a", "DEL"), ("c", "PUT"))
     bucket.purge_subjects("c")
     table = tmp_path / "table"
-    environment = {
-        **program_environment(tmp_path / "conf"),
-        "SPARK_LOCAL_IP": "127.0.0.1",
-    }
+    environment = {**program_environment(tmp_path / "conf"), "SPARK_LOCAL_IP": "127.0.0.1"}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, bucket.url, bucket.name, str(table)],
         capture_output=True,
@@ -244,17 +241,10 @@ SETTINGS: dict[str, dict[str, str]] = {
         "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
     },
 }
-# `make test` has these in one own_session, and `make test-faults` each setting on its own.
-TOGETHER = (
-    *("local times", "time zone", "case", "not ANSI", "strict assignment", "one row in Arrow"),
-    *(
-        "legacy format",
-        "large types",
-        "quoted expressions",
-        "double quotes",
-        "reserved words",
-        "legacy",
-    ),
+# `make test` has all but these in one session, and `make test-faults` each setting on its own.
+APART = (
+    *("legacy assignment", "INT96", "microseconds"),
+    *("defaults of tables", "self-destruct", "evolution"),
 )
 ORDERS: tuple[tuple[Engine, Engine], ...] = (("spark", "driver"), ("driver", "spark"))
 """Which engines merge the first and the second batch of a table."""
@@ -271,7 +261,8 @@ RULES: dict[str, dict[str, Any]] = {
 def own_session(request: pytest.FixtureRequest, spark: SparkSession) -> SparkSession:
     """A session with settings of its own."""
     own = spark.newSession()
-    for name in TOGETHER if request.param == "together" else (request.param,):
+    together = [name for name in SETTINGS if name not in APART]
+    for name in together if request.param == "together" else (request.param,):
         for setting, value in SETTINGS[name].items():
             own.conf.set(setting, value)
     return own
@@ -283,17 +274,9 @@ def url() -> Iterator[str]:
     with NatsServer() as server:
         create_bucket(server.url, "fleet", history=5)
         create_stream(server.url, "S", "s.>")
-        publish(
-            server.url,
-            [
-                *(
-                    (f"$KV.fleet.{key}", value, {"h": "1"})
-                    for key, value in (("a", b"1"), ("b", b"2"))
-                ),
-                ("$KV.fleet.a", b"3", None),
-                ("s.x", b"1", {"h": "1"}),
-            ],
-        )
+        headers = {"h": "1"}
+        publish(server.url, [("$KV.fleet.a", b"1", headers), ("$KV.fleet.b", b"2", headers)])
+        publish(server.url, [("$KV.fleet.a", b"3", None), ("s.x", b"1", headers)])
         yield server.url
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -18,7 +17,7 @@ from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.spark import session
 from tests.integration.delta.merge_model import Bucket, live, marks, version
 from tests.support.log_fields import parse_fields
-from tests.support.spark.streaming_query import begin, run_to_the_end
+from tests.support.spark.streaming_query import begin
 from tests.support.wait import wait_until
 
 Follow = Callable[..., StreamingQuery]
@@ -29,12 +28,8 @@ ASYNC, SYNC = "AsyncProgressTrackingMicroBatchExecution", "MicroBatchExecution"
 @pytest.fixture
 def changes(spark: SparkSession, bucket: Bucket) -> DataFrame:
     """Streaming DataFrame of the bucket."""
-    return load(spark, bucket)
-
-
-def load(spark: SparkSession, bucket: Bucket, **options: str) -> DataFrame:
     source = spark.readStream.format("nats_kv").options(servers=bucket.url, bucket=bucket.name)
-    return source.options(**options).load()
+    return source.load()
 
 
 @pytest.fixture
@@ -151,18 +146,6 @@ def test_invalid_input_is_named_before_query_starts(
     ):
         with pytest.raises(ConfigurationError, match=error):
             follow(frame, str(table), checkpoint="unused", **arguments)
-
-
-def test_checkpoint_of_other_bucket_ends_query(
-    spark: SparkSession, bucket: Bucket, followed: Follow, table: Path
-) -> None:
-    bucket.write(("a", "PUT"))
-    run_to_the_end(lambda: followed(once=True))
-    other = Bucket(bucket.url, f"{bucket.name}-other").create()
-    other.write(("a", "PUT"))
-    with pytest.raises(StreamingQueryException, match=bucket.name):
-        followed(load(spark, other)).awaitTermination(180)
-    assert live(table) == {"a": 1}
 
 
 def test_missing_setting_is_logged_once_with_its_line(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from nats_stream_source.delta import (
@@ -20,8 +21,6 @@ from nats_stream_source.delta import (
     reconcile,
 )
 from nats_stream_source.delta.location import TableArgument
-from nats_stream_source.delta.rules.events import ScdType
-from nats_stream_source.delta.spark.columns import quote
 from nats_stream_source.errors import ConfigurationError, TableError
 from tests.integration.delta.driver.in_process import InProcessTable
 from tests.integration.delta.merge_model import (
@@ -37,7 +36,6 @@ from tests.integration.delta.merge_model import (
     live,
     purge,
     put,
-    spark_in_faults,
     stored,
     version,
 )
@@ -71,46 +69,6 @@ def test_entries_of_batches_are_merged(
     assert set(names) == set(put("a", 1).stored(deletes))
 
 
-def test_model_follows_rules() -> None:
-    # Expected rows written by hand, so that the model does not repeat an error of the code.
-    removed, marked = Model("remove"), Model("mark")
-    for model in (removed, marked):
-        model.merge([put("a", 1), put("a", 3), put("b", 2)])
-        model.merge([delete("a", 4), put("b", 1), delete("c", 5)])
-    assert list(removed.rows.values()) == [put("b", 2)]
-    assert list(marked.rows.values()) == [delete("a", 4), put("b", 2), delete("c", 5)]
-
-
-@spark_in_faults
-def test_columns_of_user(frame: Frame, table: Path, merge: Merge) -> None:
-    """Parsed and dropped columns, a column name with a hyphen, and a column of the table only."""
-
-    def parsed(*entries: Entry) -> DataFrame:
-        text = F.col("value").cast("string")
-        columns = frame(*entries).drop("value", "bucket", "created", "initial")
-        return (
-            frame(*entries)
-            .withColumn("at", F.split(text, "@")[1].cast("int"))
-            .withColumn("tags", F.create_map(F.lit("text"), text))
-            .withColumn("a-b", F.lit(True))
-            .select(*columns.columns, "at", "tags", "a-b")
-        )
-
-    merge(parsed(put("a", 1), put("b", 2)), str(table), deletes="mark")
-    spark = frame().sparkSession
-    spark.sql(f"ALTER TABLE delta.`{table}` ADD COLUMN note STRING")
-    spark.sql(f"UPDATE delta.`{table}` SET note = 'mine' WHERE key = 'a'")
-    merge(parsed(put("a", 3), delete("b", 4), put("c", 5)), str(table), deletes="mark")
-    assert [
-        (row["key"], row["at"], row["tags"], row["note"], row["deleted"]) for row in stored(table)
-    ] == [
-        ("a", 3, [("text", "a@3")], "mine", False),
-        ("b", None, None, None, True),
-        ("c", 5, [("text", "c@5")], None, False),
-    ]
-    assert not {"value", "bucket", "created", "delta", "initial"} & set(stored(table)[0])
-
-
 def test_table_in_catalog(spark: SparkSession, frame: Frame) -> None:
     spark.sql("CREATE DATABASE IF NOT EXISTS lake")
     for _ in range(2):
@@ -131,18 +89,30 @@ def version_at(uri: str, options: dict[str, str]) -> int:
 
 @both_modes
 def test_table_in_object_store(
-    frame: Frame, store: ObjectStore, uri: str, deletes: Deletes
+    spark: SparkSession,
+    frame: Frame,
+    store: ObjectStore,
+    uri: str,
+    bucket: Bucket,
+    deletes: Deletes,
 ) -> None:
-    follow = merge_changes(uri, deletes=deletes, storage_options=store.storage_options)
-    batches = [[put("a", 1), put("b", 2)], [delete("a", 3), put("c", 4)]]
+    options = store.storage_options
+    follow = merge_changes(uri, deletes=deletes, storage_options=options)
+    first = bucket.write(("a", "PUT"), ("b", "PUT"))
+    second = bucket.write(("a", "DEL"), ("c", "PUT"))
     model = Model(deletes)
-    for number, batch in enumerate(batches):
+    for number, batch in enumerate((first, second), start=1):
         model.merge(batch)
         for _ in range(2):
             follow(frame(*batch), number)
-        found = [(row["key"], row["revision"]) for row in stored(uri, store.storage_options)]
+        found = [(row["key"], row["revision"]) for row in stored(uri, options)]
         assert found == sorted((key, entry.revision) for key, entry in model.rows.items())
-        assert version_at(uri, store.storage_options) == number + 1
+        assert version_at(uri, options) == number
+    bucket.purge_subjects("b")
+    arguments = {"bucket": bucket.name, "servers": bucket.url, "deletes": deletes}
+    result = reconcile(spark, uri, storage_options=options, **arguments)
+    assert (result.removed, result.kept) == (1, 1)
+    assert live(uri, options) == {"c": 4}
 
 
 def test_keys_of_object_store_from_environment(
@@ -154,17 +124,6 @@ def test_keys_of_object_store_from_environment(
         monkeypatch.setenv(name, options.pop(name))
     for batch in ([put("a", 1), put("b", 2)], [delete("a", 3)]):
         merge(frame(*batch), uri, storage_options=options)
-    assert live(uri, options) == {"b": 2}
-
-
-def test_reconcile_in_object_store(
-    spark: SparkSession, frame: Frame, store: ObjectStore, uri: str, bucket: Bucket
-) -> None:
-    options = store.storage_options
-    merge(frame(*bucket.write(("a", "PUT"), ("b", "PUT"))), uri, storage_options=options)
-    bucket.purge_subjects("a")
-    result = reconcile(spark, uri, bucket=bucket.name, servers=bucket.url, storage_options=options)
-    assert (result.removed, result.kept) == (1, 1)
     assert live(uri, options) == {"b": 2}
 
 
@@ -194,14 +153,8 @@ def test_commit_with_lost_response_is_merged_once(
 
 
 def test_object_store_unavailable(frame: Frame, uri: str) -> None:
-    options = {
-        "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
-        "AWS_ALLOW_HTTP": "true",
-        "AWS_REGION": "us-east-1",
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "hidden",
-        "max_retries": "0",
-    }
+    options = ObjectStore("http://127.0.0.1:1").storage_options
+    options |= {"AWS_SECRET_ACCESS_KEY": "hidden", "max_retries": "0"}
     with pytest.raises(TableError, match=r"could not open table 's3://.*'") as failed:
         merge(frame(put("a", 1)), uri, storage_options=options)
     assert "hidden" not in str(failed.value)
@@ -259,49 +212,30 @@ NAMES = (
 )
 
 
-def named(batch: DataFrame) -> DataFrame:
-    """The batch with a column of each name."""
-    own = [(F.col("revision") * 100 + i).alias(name) for i, name in enumerate(NAMES)]
-    return batch.select("*", *own)
-
-
 def values(revision: int) -> dict[str, int]:
     return {name: revision * 100 + i for i, name in enumerate(NAMES)}
 
 
-def test_columns_of_any_name_with_engines_in_turn(frame: Frame, table: Path) -> None:
-    for number, engine in enumerate((*ENGINES, "driver"), start=1):
-        revisions = number * 10 + 1, number * 10 + 2
-        entries = [put(key, revision) for key, revision in zip("ab", revisions, strict=True)]
-        merge(named(frame(*entries)), table, engine=engine)
-        stored = sorted(rows_of(DeltaTable(table)), key=lambda row: str(row["key"]))
-        assert [{name: row[name] for name in NAMES} for row in stored] == list(
-            map(values, revisions)
-        )
+# Names that the engine for events gives to its own columns, too.
+OF_NAMES = {"keys": ["row", "a.b", "s.key"], "sequence_by": ["state", "a`b"]}
+HISTORY = {"stored_as_scd_type": 2, "track_history_column_list": OF_NAMES["sequence_by"]}
 
 
-@pytest.mark.parametrize("scd_type", [pytest.param(1, marks=pytest.mark.faults), 2])
-def test_keys_and_sequence_of_any_name_with_engines_in_turn(
-    frame: Frame, table: Path, scd_type: ScdType
+@pytest.mark.parametrize(
+    "rules",
+    [{}, pytest.param(OF_NAMES, marks=pytest.mark.faults), {**OF_NAMES, **HISTORY}],
+    ids=["entries", "events", "history"],
+)
+def test_columns_of_any_name_with_engines_in_turn(
+    frame: Frame, table: Path, rules: dict[str, Any]
 ) -> None:
-    """Names that the engine for events gives to its own columns, too."""
-    keys, order = ["row", "a.b", "s.key"], ["state", "a`b"]
     for number, engine in enumerate((*ENGINES, "driver"), start=1):
-        batch = named(frame(put("a", number))).select(
-            *(quote(name) if name in order else F.lit(7).alias(name) for name in NAMES)
-        )
-        merge(
-            batch,
-            table,
-            keys=keys,
-            sequence_by=order,
-            stored_as_scd_type=scd_type,
-            track_history_column_list=order if scd_type == 2 else None,
-            engine=engine,
-        )
-        stored = rows_of(DeltaTable(table))
-        assert len(stored) == (1 if scd_type == 1 else number)
-        assert max(row["state"] for row in stored) == values(number)["state"]
+        expected = {**values(number), **dict.fromkeys(rules.get("keys", ()), 7)}
+        own = [F.lit(value).alias(name) for name, value in expected.items()]
+        merge(frame(put("a", number)).select("*", *own), table, engine=engine, **rules)
+        rows = sorted(rows_of(DeltaTable(table)), key=lambda row: row["state"])
+        assert len(rows) == (number if "stored_as_scd_type" in rules else 1)
+        assert {name: rows[-1][name] for name in NAMES} == expected
 
 
 @pytest.mark.parametrize("engine", ENGINES)

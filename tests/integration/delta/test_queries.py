@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from nats_stream_source.delta import follow, merge_changes, reconcile
@@ -173,10 +173,6 @@ CODECS = {"keyCodec": "base64", "valueCodec": "base64"}
 KEYS = ["user:1", "user:2.name", "Ω b", "/a/"]
 
 
-def changes(spark: SparkSession, url: str, bucket: str, **options: str) -> DataFrame:
-    return spark.readStream.format("nats_kv").options(servers=url, bucket=bucket, **options).load()
-
-
 def values(rows: list[dict[str, Any]]) -> dict[str, bytes | None]:
     return {row["key"]: row["value"] for row in rows}
 
@@ -193,7 +189,8 @@ def test_table_follows_bucket_and_is_reconciled(
     put(url, "people", "dXNlcjox", b"bmV3")
 
     def follow_bucket(**options: str) -> None:
-        read = changes(spark, url, "people", includeRawKey="true", **CODECS, **options)
+        source = spark.readStream.format("nats_kv").options(servers=url, bucket="people", **CODECS)
+        read = source.options(includeRawKey="true", **options).load()
         assert read.columns[-1] == "raw_key"
         writer = read.writeStream.foreachBatch(merge_changes(str(table)))
         writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))

@@ -33,6 +33,7 @@ from tests.integration.delta.merge_model import (
     Reconciled,
     both_modes,
     by_driver,
+    history_of,
     live,
     marks,
     spark_in_faults,
@@ -217,19 +218,6 @@ def expired(bucket: Bucket, frame: Frame, table: Path, merge: Merge) -> Expired:
     return write
 
 
-def versions(table: Path) -> list[tuple[Any, ...]]:
-    """Return key, value and the revisions that start and end each version."""
-    return sorted(
-        (
-            row["key"],
-            row["value"],
-            row["__START_AT"]["revision"],
-            row["__END_AT"] and row["__END_AT"]["revision"],
-        )
-        for row in stored(table)
-    )
-
-
 @engines_and_deletes
 def test_row_gets_older_value(
     deletes: Deletes,
@@ -278,7 +266,7 @@ def test_history_closes_version_and_opens_older_value(
     older = expired("k", **HISTORY)
     closed = [("k", b"old", 1, 2), ("k", b"short", 2, 3)]
     assert reconciled() == ReconcileResult(0, 0, 0, last_seq=2, replaced=1)
-    assert versions(table) == sorted([*closed, ("k", b"old", 3, None)])
+    assert history_of(table) == [*closed, ("k", b"old", 3, None)]
     (opened,) = (row for row in stored(table) if row["__END_AT"] is None)
     assert (opened["revision"], opened["created"]) == (1, bucket.created(1))
     before = version(table)
@@ -287,12 +275,12 @@ def test_history_closes_version_and_opens_older_value(
     if following is None:
         bucket.purge_subjects("k")
         assert reconciled() == ReconcileResult(1, 0, 0, last_seq=2)
-        assert versions(table) == closed
+        assert history_of(table) == closed
         following, expected = ("k", "PUT"), [("k", b"x", 3, None)]
     batch = [*older, *bucket.write(following)]
     for _repeat in range(2):
         merge_entries(*batch, **HISTORY)
-        assert versions(table) == sorted([*closed, *expected])
+        assert history_of(table) == [*closed, *expected]
 
 
 @kinds
@@ -318,7 +306,7 @@ def test_reconcile_beside_query(
         of_missing = [("a", b"x", 1, 7), ("a", b"new", 7, None), ("b", b"x", 2, 7)]
         of_k = [("k", b"old", 3, 5), ("k", b"short", 5, 8), ("k", b"new", 8, None)]
         of_l = [("l", b"old", 4, 6), ("l", b"short", 6, 7), ("l", b"old", 7, None)]
-        assert versions(table) == sorted(of_missing + of_k + of_l)
+        assert history_of(table) == of_missing + of_k + of_l
     else:
         assert live(table) == {"a": 7, "k": 8, "l": 4}
 

@@ -59,12 +59,7 @@ BY_DRIVER = [
     by_property("columnMapping.mode", "id"),
     by_property("columnMapping.mode", "name", "`x y;` INT"),
     (PROPERTY, "delta.constraints.*", "", "CHECK"),
-    (
-        COLUMN,
-        "delta.generationExpression",
-        "x DATE GENERATED ALWAYS AS (DATE(created))",
-        "",
-    ),
+    (COLUMN, "delta.generationExpression", "x DATE GENERATED ALWAYS AS (DATE(created))", ""),
     (COLUMN, "delta.identity.step", "x BIGINT GENERATED ALWAYS AS IDENTITY", ""),
     (COLUMN, "delta.invariants", "x BIGINT", "INVARIANT"),
     (COLUMN, "CHAR, VARCHAR", "x CHAR(5)", ""),

@@ -32,6 +32,7 @@ from tests.integration.delta.merge_model import (
     by_driver,
     columns_of,
     delete,
+    history_of,
     put,
     spark_in_faults,
     versions,
@@ -139,30 +140,35 @@ def test_columns_of_sequence_and_excepted_ones_do_not_make_versions(
     assert [version for version in starts(table) if version[0] == "k"] == expected
 
 
-@pytest.mark.parametrize("sequence", SEQUENCES)
+@pytest.mark.parametrize(
+    ("sequence", "selected", "expected"),
+    [
+        (SEQUENCES["names"], ["low", "a", "key"], [2, 3]),
+        *((of, ["key", "high", "low", "a"], [2, 3]) for of in list(SEQUENCES.values())[1:]),
+        (lambda: F.col("high") * 10 + F.col("low"), ["a", "key"], [23]),
+    ],
+    ids=[*SEQUENCES, "computed"],
+)
 @spark_in_faults
-def test_sequence_that_is_not_of_plain_columns_is_stored(
-    batch: DataFrame, table: Path, merge: Merge, sequence: str
+def test_sequence_that_is_not_of_selected_columns_is_stored(
+    batch: DataFrame,
+    table: Path,
+    merge: Merge,
+    sequence: Callable[[], Any],
+    selected: list[str],
+    expected: list[int],
 ) -> None:
-    selected = ["key", "low", "a"] if sequence == "names" else ["key", "high", "low", "a"]
-    rules = {**OF_KEYS, "sequence_by": SEQUENCES[sequence](), "column_list": selected}
+    rules = {"keys": "key", "apply_as_deletes": F.col("op") == "D", "column_list": selected}
+    rules["sequence_by"] = sequence()
     merge(batch.where("high = 1 AND op = 'U'"), str(table), **rules)
     merge(batch, str(table), **rules)
-    assert DeltaTable(table).schema().to_arrow().names == [*selected, "__SEQUENCE"]
+    names = DeltaTable(table).schema().to_arrow().names
+    assert names == [*(name for name in batch.columns if name in selected), "__SEQUENCE"]
     ((key, stored, a),) = columns_of(table, "key", "__SEQUENCE", "a")
-    assert (key, _numbers(stored), a) == ("k", [2, 3], 2)
+    assert (key, _numbers(stored), a) == ("k", expected, 2)
     before = DeltaTable(table).version()
     merge(batch, str(table), **rules)
     assert DeltaTable(table).version() == before
-
-
-@spark_in_faults
-def test_column_list_and_condition_as_column(batch: DataFrame, table: Path, merge: Merge) -> None:
-    rules: dict[str, Any] = {"keys": "key", "column_list": ["b", "key"]}
-    condition, sequence = F.col("op") == "D", F.col("high") * 10 + F.col("low")
-    merge(batch, str(table), **rules, apply_as_deletes=condition, sequence_by=sequence)
-    assert DeltaTable(table).schema().to_arrow().names == ["key", "b", "__SEQUENCE"]
-    assert columns_of(table, "key", "b", "__SEQUENCE") == [("k", "y", 23)]
 
 
 ONE = [Event("a", 1, "U", 1, "x")]
@@ -173,7 +179,6 @@ ONE = [Event("a", 1, "U", 1, "x")]
     ("arguments", "error"),
     [
         ({"sequence_by": "nothing + 1"}, "sequence_by or apply_as_deletes is invalid"),
-        ({"sequence_by": "map(seq, seq)"}, "MAP<BIGINT,BIGINT>, which cannot be ordered"),
         ({"apply_as_deletes": "seq + 1"}, "apply_as_deletes is invalid .*BIGINT"),
     ],
 )
@@ -237,22 +242,6 @@ PAGE = (ROOT / "docs" / "delta.md").read_text()
 TUESDAY, CHANGES = re.findall(r'history\.execute\("""\n(.*?)"""\)', PAGE, re.DOTALL)
 
 
-def times_of(table: Path) -> list[tuple[Any, ...]]:
-    """Return key, value, start and end by revision, and the times of each version."""
-    rows = [
-        (
-            row["key"],
-            row["value"],
-            row["__START_AT"]["revision"],
-            row["__END_AT"] and row["__END_AT"]["revision"],
-            row["valid_from"],
-            row["valid_to"],
-        )
-        for row in rows_of(DeltaTable(table))
-    ]
-    return sorted(rows, key=lambda row: (row[0], row[2]))
-
-
 def as_of(table: Path, time: datetime) -> dict[str, bytes]:
     """Return the values at a time, by the query of the documentation."""
     query = TUESDAY.replace("2026-11-24T12:00:00Z", time.strftime("%Y-%m-%dT%H:%M:%S.%fZ"))
@@ -262,16 +251,14 @@ def as_of(table: Path, time: datetime) -> dict[str, bytes]:
 
 
 @spark_in_faults
-def test_history_has_versions_with_times_of_entries(
-    frame: Frame, table: Path, merge: Merge
-) -> None:
+def test_history_has_versions_with_times_of_entries(table: Path, merge_entries: Merge) -> None:
     first, same, second = put("a", 1), put("a", 3, value=b"a@1"), put("a", 5)
     removed, again = delete("a", 7), put("a", 9, value=b"a@5")
     other = put("b", 2)
     log: list[list[Entry]] = [[first, other], [same, second], [removed], [again, first, same]]
     for batch in log:
-        merge(frame(*batch), str(table), stored_as_scd_type=2)
-    assert times_of(table) == [
+        merge_entries(*batch, stored_as_scd_type=2)
+    assert history_of(table, "valid_from", "valid_to") == [
         ("a", b"a@1", 1, 5, first.created, second.created),
         ("a", b"a@5", 5, 7, second.created, removed.created),
         ("a", b"a@5", 9, None, again.created, None),
@@ -287,17 +274,17 @@ def test_history_has_versions_with_times_of_entries(
 
 @spark_in_faults
 def test_reconcile_closes_open_rows_of_missing_keys(
-    frame: Frame, table: Path, bucket: Bucket, merge: Merge, reconciled: Reconciled
+    table: Path, bucket: Bucket, merge_entries: Merge, reconciled: Reconciled
 ) -> None:
     read = bucket.write(*((key, "PUT") for key in ("a", "b", "c", "d")))
     again = bucket.write(("a", "PUT"))  # the same value: an entry that the rows do not show
-    merge(frame(*read, *again), str(table), stored_as_scd_type=2)
+    merge_entries(*read, *again, stored_as_scd_type=2)
     bucket.write(("b", "DEL"), ("d", "PUT"))
     bucket.purge_subjects("a", "d")
     last_seq = bucket.state()["last_seq"]
     result = reconciled()
     assert (result.removed, result.kept, result.changed, result.last_seq) == (3, 1, 0, last_seq)
-    ends = {row[0]: row[3] for row in times_of(table)}
+    ends = {row[0]: row[3] for row in history_of(table)}
     assert ends == {"a": last_seq + 1, "b": 6, "c": None, "d": last_seq + 1}
     values = {row["key"]: (row["value"], row["revision"]) for row in rows_of(DeltaTable(table))}
     assert values == {"a": (b"x", 5), "b": (b"x", 2), "c": (b"x", 3), "d": (b"x", 4)}
@@ -314,12 +301,12 @@ def test_maintain_compacts_table_and_state(
     for number in range(1, 5):
         batch = [put(f"key {number}", number), delete(f"gone {number}", number)]
         merge_batch(frame(*batch), str(table), stored_as_scd_type=2, upkeep=None, engine=engine)
-    rows, recorded = times_of(table), rows_of(DeltaTable(state))
+    rows, recorded = history_of(table), rows_of(DeltaTable(state))
     assert len(DeltaTable(state).file_uris()) == len(recorded) == 4
     result = maintain(spark, str(table), engine=engine, upkeep=Upkeep(retention_hours=1000))
     assert (result.compacted, result.written) == (8, 2)
     assert len(DeltaTable(table).file_uris()) == len(DeltaTable(state).file_uris()) == 1
-    assert times_of(table) == rows
+    assert history_of(table) == rows
 
 
 EventsOf = Callable[..., DataFrame]

@@ -94,25 +94,17 @@ class MemoryTables:
             self.state = MemoryTable(pa.schema([values[0], sequence]), state)
         self.table = MemoryTable(table, self.layout)
 
-    def changes(self, events: Iterable[Event]) -> RowChanges:
-        rows = [
-            {**event._asdict(), SEQUENCE: event.seq, DELETE: event.op == "D"} for event in events
-        ]
-        return changes_of(
-            pa.Table.from_pylist(rows, self.events),
-            self.layout,
-            self.tracked,
-            self.table,
-            self.state,
-        )
-
     def merge(self, events: Iterable[Event], *, crash: bool = False) -> RowChanges:
         """Merge a batch.
 
         Args:
             crash: whether the process ends after the commit of the state.
         """
-        changes = self.changes(events)
+        rows = [
+            {**event._asdict(), SEQUENCE: event.seq, DELETE: event.op == "D"} for event in events
+        ]
+        batch = pa.Table.from_pylist(rows, self.events)
+        changes = changes_of(batch, self.layout, self.tracked, self.table, self.state)
         self.apply(changes, crash=crash)
         return changes
 
