@@ -12,10 +12,9 @@ from deltalake import DeltaTable, Schema, write_deltalake
 from pyspark.sql import SparkSession
 
 from nats_stream_source.delta import maintain, merge
-from nats_stream_source.delta.driver.engine import DriverEngine
-from nats_stream_source.delta.driver.storage import TableStorage
 from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
 from nats_stream_source.errors import ConfigurationError
+from tests.integration.delta.driver.in_process import InProcessTable
 from tests.integration.delta.merge_model import ROWS, Frame, put, rows
 from tests.support.delta import rows_of
 
@@ -34,9 +33,7 @@ def replace_all(table: Path, revision: int) -> DeltaTable:
 
 def maintained(table: Path, upkeep: Upkeep) -> MaintenanceResult:
     """Maintain a table in this process; it has no layout."""
-    found = DriverEngine(TableStorage(str(table), str(table))).find()
-    assert found is not None
-    return found.maintain(upkeep)
+    return InProcessTable(table).found.maintain(upkeep)
 
 
 def content(table: Path) -> list[tuple[str, int]]:

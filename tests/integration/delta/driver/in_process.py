@@ -96,6 +96,13 @@ class InProcessTable:
         self.engine.table.indexed()
 
     @property
+    def found(self) -> DriverTable:
+        """The table, which exists; not opened by a merge."""
+        found = self.engine.find()
+        assert found is not None
+        return found
+
+    @property
     def state(self) -> Snapshot:
         assert self.engine.table.snapshot is not None
         return self.engine.table.snapshot

@@ -216,8 +216,7 @@ def test_partitions_with_odd_names_are_merged_and_maintained(tmp_path: Path, vec
     del expected["k0-0"]
     assert parts_of(path) == expected
     table.verify_index()
-    other = InProcessTable(path).engine.find()
-    assert other is not None
+    other = InProcessTable(path).found
     before = len(table.state.files)
     done = other.maintain(Upkeep(retention_hours=1))
     live = len(pa.table(DeltaTable(path).get_add_actions()))
@@ -260,8 +259,6 @@ def test_partition_values_are_read_back(
     table.merge(put("k0", 20))  # keeps its partition
     assert parts_of(path)["k0"] == (moved[0], 20)
     table.verify_index()
-    found = table.engine.find()
-    assert found is not None
     for value in values:
         keys = [key for key, (part, _) in parts_of(path).items() if part == value]
-        assert found.scan(["key"], {"part": (value,)})["key"].to_pylist() == keys
+        assert table.found.scan(["key"], {"part": (value,)})["key"].to_pylist() == keys

@@ -22,6 +22,15 @@ from tests.support.cdc.events import RULES
 
 HISTORY: dict[str, Any] = {**RULES, "stored_as_scd_type": 2}
 COLUMNS = ("key", "seq", "op", "a", "b")
+ENTRIES = pa.schema(
+    [
+        ("bucket", pa.string()),
+        ("key", pa.string()),
+        ("revision", pa.int64()),
+        ("operation", pa.string()),
+        ("stream_created", pa.timestamp("us", tz="UTC")),
+    ]
+)
 
 
 @pytest.mark.parametrize(
@@ -97,14 +106,13 @@ def test_type_of_events_is_refused(column: str, kind: pa.DataType, error: str) -
 
 @pytest.mark.parametrize("column", ["key", "revision", "operation", "stream_created"])
 def test_missing_column_of_entries_is_named(column: str) -> None:
-    columns = ["key", "revision", "operation", "stream_created", "value"]
-    columns.remove(column)
+    columns = [name for name in ENTRIES.names if name != column]
     with pytest.raises(ConfigurationError, match=f"it has no column '{column}'|keys is missing"):
         ChangeRules.of().validate_columns(columns)
 
 
 def test_own_column_deleted_of_entries_is_refused_with_marks() -> None:
-    columns = ["key", "revision", "operation", "stream_created", "Deleted"]
+    columns = [*ENTRIES.names, "Deleted"]
     ChangeRules.of().validate_columns(columns)
     with pytest.raises(ConfigurationError, match="its own column 'Deleted'"):
         ChangeRules.of(deletes="mark").validate_columns(columns)
@@ -145,9 +153,7 @@ def test_type_of_order_of_entries_is_exact(
     column: str, kind: pa.DataType, expected: str | None
 ) -> None:
     """Texts would be ordered by their digits, and a FLOAT or DATE rounds."""
-    time = pa.timestamp("us", "UTC")
-    kinds = {"key": pa.string(), "revision": pa.int64(), "operation": pa.string()}
-    schema = pa.schema(list({**kinds, "stream_created": time, column: kind}.items()))
+    schema = ENTRIES.set(ENTRIES.names.index(column), pa.field(column, kind))
     layout = Layout.of_entries(schema.names, "remove")
     if expected is None:
         layout.validate_events(schema, schema.names)
@@ -161,16 +167,6 @@ def test_type_of_order_of_entries_is_exact(
             check()
 
 
-TIME = pa.timestamp("us", tz="UTC")
-ENTRIES = pa.schema(
-    [
-        ("bucket", pa.string()),
-        ("key", pa.string()),
-        ("revision", pa.int64()),
-        ("operation", pa.string()),
-        ("stream_created", TIME),
-    ]
-)
 LAYOUT = Layout(1, ("id",), "bigint", (SEQUENCE,), "remove", times=False)
 TEXT = (
     '{"scd_type":1,"keys":["id"],"sequence":"bigint","order":["__SEQUENCE"],"deletes":"remove",'
