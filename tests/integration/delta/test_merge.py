@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ from tests.integration.delta.merge_model import (
     version,
 )
 from tests.support.delta import rows_of
-from tests.support.object_store import ObjectStore, StoreProxy, store_proxy
+from tests.support.object_store import ObjectStore
 
 pytestmark = pytest.mark.delta
 
@@ -75,12 +75,6 @@ def test_table_in_catalog(spark: SparkSession, frame: Frame) -> None:
         merge_changes("lake.fleet")(frame(put("a", 1)), 0)
     assert [row.key for row in spark.table("lake.fleet").collect()] == ["a"]
     spark.sql("DROP TABLE lake.fleet")
-
-
-@pytest.fixture
-def proxy(store: ObjectStore) -> Iterator[StoreProxy]:
-    with store_proxy(store.url) as proxy:
-        yield proxy
 
 
 def version_at(uri: str, options: dict[str, str]) -> int:
@@ -137,19 +131,6 @@ def test_upkeep_in_object_store(spark: SparkSession, store: ObjectStore, uri: st
     deleted = target.vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)
     assert len(deleted) >= 4
     assert live(uri, options) == {key: revision for revision, key in enumerate("abcd", start=1)}
-
-
-def test_commit_with_lost_response_is_merged_once(
-    frame: Frame, store: ObjectStore, proxy: StoreProxy, uri: str
-) -> None:
-    """The commit resembles one of another writer. The merge is repeated, and no row changes."""
-    merge(frame(put("a", 1), put("b", 2)), uri, storage_options=store.storage_options)
-    proxy.lose = 1
-    through_proxy = {**store.storage_options, "AWS_ENDPOINT_URL": proxy.url}
-    merge(frame(put("a", 3), put("c", 4)), uri, storage_options=through_proxy)
-    assert proxy.lost == 1
-    assert live(uri, store.storage_options) == {"a": 3, "b": 2, "c": 4}
-    assert version_at(uri, store.storage_options) == 2
 
 
 def test_object_store_unavailable(frame: Frame, uri: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -19,77 +20,21 @@ from nats_stream_source.delta.tables import EngineRefusedError, TableChangedErro
 from nats_stream_source.errors import ConfigurationError, TableError
 from tests.integration.delta.driver.in_process import InProcessTable, arrow
 from tests.integration.delta.merge_model import live, put
-from tests.support.delta import append_entry, change_actions, change_columns, partition_by
+from tests.support.delta import append_entry, change_actions
 from tests.support.object_store import BUCKET, ObjectStore, store_proxy
 from tests.support.wait import wait_until
 
 FIRST = [put(f"k{number}", number + 1) for number in range(10)]
 
 
-def with_property(name: str, value: str) -> Callable[[Path], None]:
-    return lambda path: change_actions(
-        path, "metaData", lambda metadata: metadata["configuration"].update({name: value})
-    )
-
-
-def with_field(kind: str, **metadata: str) -> Callable[[Path], None]:
-    column = {"name": "other", "type": kind, "nullable": True, "metadata": metadata}
-    return lambda path: change_columns(path, lambda columns: columns.update(other=column))
-
-
-def with_feature(*kinds: str, name: str) -> Callable[[Path], None]:
-    return lambda path: change_actions(
-        path, "protocol", lambda protocol: [protocol[kind].append(name) for kind in kinds]
-    )
-
-
-def with_variant(path: Path) -> None:
-    with_feature("readerFeatures", "writerFeatures", name="variantType")(path)
-    with_field("variant")(path)
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (with_property("delta.enableChangeDataFeed", "true"), "change feed"),
-        (with_field("long", **{"delta.generationExpression": "revision + 1"}), "is generated"),
-        (with_variant, "Arrow lacks the type of column 'other'"),
-        (with_feature("writerFeatures", name="rowTracking"), r"driver lacks \(rowTracking\)"),
-        (lambda path: partition_by(path, "created"), "partition column 'created' is a TIMESTAMP"),
-    ],
-)
-def test_table_is_refused_with_reason(
-    tmp_path: Path, change: Callable[[Path], None], reason: str
-) -> None:
-    """One of each kind; tests/unit/delta/test_schema.py has the rows of the table of refusals."""
-    path = tmp_path / "t"
-    InProcessTable(path).merge_rows(arrow([]))
-    change(path)
-    before = sorted(path.rglob("*"))
-    with pytest.raises(EngineRefusedError, match=reason):
-        InProcessTable(path).merge(*FIRST)
-    assert sorted(path.rglob("*")) == before
-
-
 ADDED = {"path": "a", "partitionValues": {}, "size": 1, "modificationTime": 1, "dataChange": True}
 
 
 def new_feature(path: Path) -> None:
-    protocol = DeltaTable(path).protocol()
-    features = [*(protocol.writer_features or ()), "rowTracking"]
-    append_entry(
-        path,
-        json.dumps(
-            {
-                "protocol": {
-                    "minReaderVersion": 3,
-                    "minWriterVersion": 7,
-                    "readerFeatures": protocol.reader_features,
-                    "writerFeatures": features,
-                }
-            }
-        ),
-    )
+    of = DeltaTable(path).protocol()
+    features = [*(of.writer_features or ()), "rowTracking"]
+    protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": of.reader_features}
+    append_entry(path, json.dumps({"protocol": {**protocol, "writerFeatures": features}}))
 
 
 def new_property(name: str) -> Callable[[Path], None]:
@@ -201,7 +146,8 @@ def test_legacy_protocol_is_taken_as_its_features(tmp_path: Path, writer_version
     InProcessTable(path, vectors=False).merge_rows(arrow([]))
     change_actions(path, "protocol", lambda of: of.update(minWriterVersion=writer_version))
     assert InProcessTable(path).merge(*FIRST) == 10
-    with_property("delta.enableChangeDataFeed", "true")(path)
+    properties = {"delta.enableChangeDataFeed": "true"}
+    change_actions(path, "metaData", lambda of: of["configuration"].update(properties))
     with pytest.raises(EngineRefusedError, match="change feed"):
         InProcessTable(path).merge(put("a", 20))
 
@@ -331,20 +277,24 @@ def test_store_that_ignores_condition_refused_before_anything_is_written(
     assert not [one for one in left.list() if "probe" in one["path"]]
 
 
-@pytest.mark.parametrize("stores", [False, True], ids=["rejected", "stored"])
-@pytest.mark.parametrize("status", [409, 412, 500, 501])
+@pytest.mark.parametrize(
+    ("status", "stores"),
+    [(None, True), *itertools.product((409, 412, 500, 501), (False, True))],
+)
 def test_commit_with_other_answer_of_store_merged_once(
-    store: ObjectStore, status: int, stores: bool
+    store: ObjectStore, status: int | None, stores: bool
 ) -> None:
+    """None: the response is lost, and the commit resembles one of another writer."""
     name = f"answers-{status}-{stores}"
     uri, options = f"s3://{BUCKET}/{name}", store.storage_options
     with store_proxy(store.url) as proxy:
         through_proxy = {**options, "AWS_ENDPOINT_URL": proxy.url}
         table = InProcessTable(uri, storage_options=through_proxy)
         table.merge(put("a", 1), put("b", 2))
-        proxy.answers, proxy.stores = [status], stores
+        proxy.answers, proxy.stores = [status] if status else [], stores
+        proxy.lose = 0 if status else 1
         table.merge(put("a", 3), put("c", 4))
-        assert proxy.answered == 1
+        assert (proxy.answered, proxy.lost) == ((1, 0) if status else (0, 1))
         table.merge(put("d", 5))
     assert DeltaTable(uri, storage_options=options).version() == 3
     assert live(uri, options) == {"a": 3, "b": 2, "c": 4, "d": 5}

@@ -29,8 +29,6 @@ from tests.integration.delta.driver.in_process import (
     arrow,
     both_writers,
     expect,
-    index_of,
-    rebuilt,
 )
 from tests.integration.delta.merge_model import delete, put
 from tests.support.delta import rows_of
@@ -54,7 +52,7 @@ def test_touched_file_gets_vector_or_is_written_again(tmp_path: Path, vectors: b
     expect(path, FIRST, [put("k1", 20), delete("k2", 21), put("new", 22)])
     assert bool(list(path.glob("*.bin"))) == vectors
     assert [file.live_rows for _, file in table.state.files.items()] == [6, 2]
-    assert index_of(table.state) == index_of(rebuilt(path))
+    table.verify_index()
 
 
 def test_merge_without_vectors_joins_touched_small_files(tmp_path: Path) -> None:
@@ -64,7 +62,7 @@ def test_merge_without_vectors_joins_touched_small_files(tmp_path: Path) -> None
     assert len(numbers_of(table)) == 8
     table.merge(*[put(f"k{number}", 20 + number) for number in range(5)])
     assert len(numbers_of(table)) == 4
-    assert index_of(table.state) == index_of(rebuilt(tmp_path / "t"))
+    table.verify_index()
 
 
 @both_writers
@@ -83,8 +81,7 @@ def test_files_have_about_target_size_and_are_not_compacted_again(
     assert len([size for size in sizes if size < target / 2]) <= 2
     assert max(sizes) < 2.2 * target
     assert select_files(table.state.files, target, 2) == []
-    found = InProcessTable(path).engine.find()
-    assert found is not None
+    found = InProcessTable(path).found
     found.maintain(upkeep)
     assert found.maintain(upkeep).compacted == 0
     assert len(rows_of(DeltaTable(path))) == 4000
@@ -115,7 +112,7 @@ def test_compaction_without_vectors_is_dropped_if_merge_touches_file(
     expect(path, FIRST, [put("other", 10)], [put("k3", 30), delete("k4", 31)])
     assert compact(table.state, numbers_of(table), 1 << 20) == 1
     expect(path, FIRST, [put("other", 10)], [put("k3", 30), delete("k4", 31)])
-    assert index_of(table.state) == index_of(rebuilt(path))
+    table.verify_index()
 
 
 @both_writers
@@ -126,8 +123,7 @@ def test_maintenance_leaves_files_that_merges_add_meanwhile(
     table = InProcessTable(path, vectors=vectors)
     for entry in FIRST:
         table.merge(entry)
-    found, added = InProcessTable(path).engine.find(), list[int]()
-    assert found is not None
+    found, added = InProcessTable(path).found, list[int]()
 
     def compact_before_merge(*given: Any) -> int | None:
         written = compact(*given)
@@ -163,7 +159,7 @@ def test_hint_of_last_checkpoint_is_not_needed(tmp_path: Path) -> None:
     restarted = InProcessTable(path)
     restarted.merge(put("k2", 30))
     expect(path, FIRST, [put("k1", 20)], [put("k2", 30)])
-    assert index_of(restarted.state) == index_of(rebuilt(path))
+    restarted.verify_index()
 
 
 def test_checkpoint_has_actions_of_entries(tmp_path: Path) -> None:
@@ -255,8 +251,6 @@ def test_log_is_kept_if_another_writer_forbids_cleanup_meanwhile(
     table = InProcessTable(path)
     for entry in FIRST:
         table.merge(entry)
-    found = table.engine.find()
-    assert found is not None
     old, log = time.time() - 40 * 86_400, path / "_delta_log"
     for file in log.glob("*.json"):
         os.utime(file, (old, old))
@@ -279,8 +273,7 @@ def test_maintenance_needs_no_index_and_no_layout(tmp_path: Path) -> None:
     path = tmp_path / "t"
     for number in range(4):
         write_deltalake(path, pa.table({"a": [number]}), mode="append")
-    found = InProcessTable(path).engine.find()
-    assert found is not None
+    found = InProcessTable(path).found
     assert found.layout is None
     done = found.maintain(Upkeep())
     assert (done.compacted, done.written) == (4, 1)
@@ -305,8 +298,7 @@ def test_damaged_data_file_is_named_by_maintenance(tmp_path: Path) -> None:
     table.merge(put("x", 20))
     damaged = sorted(path.glob("*.parquet"))[0]
     damaged.write_bytes(b"x")
-    found = InProcessTable(path).engine.find()
-    assert found is not None
+    found = InProcessTable(path).found
     with pytest.raises(TableError, match=f"could not maintain .*{damaged.name}.*unchanged"):
         found.maintain(Upkeep())
 
