@@ -36,13 +36,9 @@ from tests.integration.delta.driver.in_process import (
     InProcessTable,
     arrow,
     expect,
-    index_of,
-    model_rows,
     rebuilt,
-    table_rows,
 )
-from tests.integration.delta.merge_model import Entry, Model, delete, put
-from tests.support.delta import rows_of
+from tests.integration.delta.merge_model import Entry, Model, delete, put, stored
 from tests.support.object_store import BUCKET, ObjectStore, object_store
 
 FIRST = [put(f"k{number}", number + 1) for number in range(8)]
@@ -111,7 +107,7 @@ def check_crash(
     assert table.merge(*SECOND) == (0 if committed else 3)
     expect(table.path, FIRST, SECOND, storage_options=options)
     assert DeltaTable(table.path, storage_options=options).version() == 2
-    assert index_of(table.state) == index_of(rebuilt(table.path, options))
+    table.verify_index()
 
 
 @pytest.mark.parametrize("restart", [False, True])
@@ -151,7 +147,7 @@ def test_two_writers_take_one_version_of_table_in_object_store(store: ObjectStor
             second.state.log.put(version + 1, "MERGE", [])
     second.merge(put("k3", 30))
     expect(uri, FIRST, [put("k2", 15)], SECOND, [put("k3", 30)], storage_options=options)
-    assert index_of(second.state) == index_of(rebuilt(uri, options))
+    second.verify_index()
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -176,7 +172,7 @@ def test_crash_in_compaction_changes_no_row(
     expect(path, FIRST, SECOND, [put("k3", 30)])
     table = InProcessTable(path)
     assert table.merge(put("k3", 30)) == 0
-    assert index_of(table.state) == index_of(rebuilt(path))
+    table.verify_index()
 
 
 @pytest.mark.parametrize(
@@ -200,7 +196,7 @@ def test_rows_replaced_during_compaction_stay_replaced(
     compact(table.state, [number for number, _ in table.state.files.items()], 32 << 20)
     assert merged == [2]
     expect(path, FIRST, SECOND, [put("k3", 30), delete("k4", 31)])
-    assert index_of(table.state) == index_of(rebuilt(path))
+    table.verify_index()
 
 
 def test_full_disk_fails_merge_and_leaves_table(path: Path, table: InProcessTable) -> None:
@@ -297,7 +293,7 @@ def test_expired_vectors_are_deleted_and_others_stay(
     assert deleted == len(vectors) - len(named) > 0
     assert under_way.exists()
     expect(path, FIRST, changes)
-    assert index_of(table.state) == index_of(rebuilt(path))
+    table.verify_index()
 
 
 def test_commit_of_other_writer_that_fails_midway_is_read_again(
@@ -367,12 +363,12 @@ def test_killed_writer_leaves_whole_commits(tmp_path: Path, seed: int) -> None:
         last = _run_until_killed(path, done, choice.randint(1, 12), choice.uniform(0, 0.03))
         for number in range(done, last + 1):
             model.merge(batch(number))
-        found = table_rows(rows_of(DeltaTable(path)))
+        found = stored(path)
         # The batch after the last one that was reported is in the table as a whole, or not at all.
-        if found != model_rows(model.rows):
+        if found != model.stored():
             last += 1
             model.merge(batch(last))
-        assert found == model_rows(model.rows)
+        assert found == model.stored()
         done = last + 1
         rebuilt(path)  # fails for a key with two rows
     table = InProcessTable(path)
@@ -380,7 +376,7 @@ def test_killed_writer_leaves_whole_commits(tmp_path: Path, seed: int) -> None:
     assert table.merge(*batch(done - 1)) == 0
     assert DeltaTable(path).version() == version
     table.merge(*batch(done))
-    assert index_of(table.state) == index_of(rebuilt(path))
+    table.verify_index()
     operations = {one["operation"] for one in DeltaTable(path).history()}
     assert "OPTIMIZE" in operations, operations
 

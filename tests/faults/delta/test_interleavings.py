@@ -25,14 +25,9 @@ from tests.integration.delta.driver.in_process import (
     CdcTable,
     InProcessTable,
     arrow,
-    index_of,
-    model_rows,
-    rebuilt,
-    table_rows,
 )
-from tests.integration.delta.merge_model import Entry, Model, delete, purge, put
+from tests.integration.delta.merge_model import Entry, Model, delete, purge, put, stored
 from tests.support.cdc.events import history, latest, random_event
-from tests.support.delta import rows_of
 
 _KEYS = [f"k{number}" for number in range(12)] + ["", "ä", "a\x00b", "a"]
 _OPERATIONS = (put, put, put, delete, purge)
@@ -136,7 +131,7 @@ class _Run:
 
     def verify(self) -> None:
         self.table.engine.wait()
-        assert table_rows(rows_of(DeltaTable(self.path))) == model_rows(self.model.rows)
+        assert stored(self.path) == self.model.stored()
         if self.table.engine.table.snapshot is not None:
             with self.table.state.lock:
                 try:
@@ -144,7 +139,7 @@ class _Run:
                 except TableChangedError:
                     self.table.engine.table.close()
                     return
-            assert index_of(self.table.state) == index_of(rebuilt(self.path))
+            self.table.verify_index()
 
 
 @pytest.mark.parametrize("deletes", ["remove", "mark"])
@@ -225,10 +220,10 @@ def test_two_writers_merge_into_one_table_at_same_time(
     for first, second in zip(*map(_batches, range(2)), strict=True):
         model.merge(first)
         model.merge(second)
-    assert table_rows(rows_of(DeltaTable(path))) == model_rows(model.rows)
+    assert stored(path) == model.stored()
     for table in tables:
         table.merge(put("last", 10_000))
-        assert index_of(table.state) == index_of(rebuilt(path))
+        table.verify_index()
 
 
 @pytest.mark.parametrize("scd_type", [1, 2])

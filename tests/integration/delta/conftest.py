@@ -37,6 +37,12 @@ def table(tmp_path: Path) -> Path:
     return tmp_path / "fleet"
 
 
+@pytest.fixture
+def path(table: Path) -> Path:
+    """The same, for tests in which the table is an object."""
+    return table
+
+
 @pytest.fixture(scope="module")
 def store() -> Iterator[ObjectStore]:
     """S3-compatible object store of the module."""

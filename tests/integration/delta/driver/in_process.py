@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from nats_stream_source.delta.rules.events import EventBatch, EventShape, EventT
 from nats_stream_source.delta.rules.layout import DELETE, END, SEQUENCE, START, Deletes, Layout
 from nats_stream_source.delta.tables import TableChangedError
 from nats_stream_source.delta.upkeep import Upkeep
-from tests.integration.delta.merge_model import Entry, Model
+from tests.integration.delta.merge_model import Entry, Model, stored
 from tests.support.cdc.events import Event
 from tests.support.delta import rows_of
 
@@ -130,19 +129,6 @@ def rebuilt(path: Path | str, storage_options: dict[str, str] | None = None) -> 
     return DriverTable(TableStorage(str(path), str(path), storage_options), None).indexed()
 
 
-def model_rows(rows: dict[str, Entry]) -> dict[str, tuple[int, datetime]]:
-    return {key: (entry.revision, entry.stream_created) for key, entry in rows.items()}
-
-
-def table_rows(found: list[dict[str, Any]]) -> dict[str, tuple[int, datetime]]:
-    """The order of each key's row; fails for two rows of one key."""
-    assert len({row["key"] for row in found}) == len(found)
-    return {
-        row["key"]: (row["revision"], row["stream_created"].astimezone(timezone.utc))
-        for row in found
-    }
-
-
 def expect(
     table: Path | str, *batches: Sequence[Entry], storage_options: dict[str, str] | None = None
 ) -> None:
@@ -150,8 +136,7 @@ def expect(
     model = Model("remove")
     for batch in batches:
         model.merge(batch)
-    found = rows_of(DeltaTable(table, storage_options=storage_options))
-    assert table_rows(found) == model_rows(model.rows)
+    assert stored(table, storage_options) == model.stored()
 
 
 VALUES = pa.schema(

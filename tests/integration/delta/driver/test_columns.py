@@ -87,8 +87,7 @@ def values_of(path: Path, name: str) -> dict[str, Any]:
 
 
 @both_writers
-def test_new_column_is_added_and_metadata_of_others_stays(tmp_path: Path, vectors: bool) -> None:
-    path = tmp_path / "t"
+def test_new_column_is_added_and_metadata_of_others_stays(path: Path, vectors: bool) -> None:
     table = InProcessTable(path, vectors=vectors)
     table.merge_rows(arrow([]))
     own = {"comment": "the value", "delta.userDefined": {"a": [1, None]}, "number": 3, "flag": True}
@@ -133,8 +132,7 @@ def test_column_without_time_zone_adds_feature(tmp_path: Path, vectors: bool) ->
     assert DeltaTable(created.path).protocol().reader_features == protocol.reader_features
 
 
-def test_wider_type_of_partition_column_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "t"
+def test_wider_type_of_partition_column_is_refused(path: Path) -> None:
     table = InProcessTable(path)
     table.merge_rows(with_column(arrow([]), "n", [], pa.int32()))
     partition_by(path, "n")
@@ -148,9 +146,8 @@ def test_wider_type_of_partition_column_is_refused(tmp_path: Path) -> None:
 
 @both_writers
 def test_null_in_not_null_column_is_refused_before_anything_is_written(
-    tmp_path: Path, vectors: bool
+    path: Path, vectors: bool
 ) -> None:
-    path = tmp_path / "t"
     table = InProcessTable(path, vectors=vectors)
     table.merge_rows(with_column(arrow([]), "size", [], pa.int64()))
 
@@ -202,8 +199,7 @@ def parts_of(path: Path) -> dict[str, tuple[Any, int]]:
 
 
 @both_writers
-def test_partitions_with_odd_names_are_merged_and_maintained(tmp_path: Path, vectors: bool) -> None:
-    path = tmp_path / "t"
+def test_partitions_with_odd_names_are_merged_and_maintained(path: Path, vectors: bool) -> None:
     table = partitioned(path, pa.string(), vectors)
     expected = {}
     for revision in range(4):
@@ -245,9 +241,8 @@ def test_partitions_with_odd_names_are_merged_and_maintained(tmp_path: Path, vec
     ],
 )
 def test_partition_values_are_read_back(
-    tmp_path: Path, kind: pa.DataType, values: list[Any], vectors: bool
+    path: Path, kind: pa.DataType, values: list[Any], vectors: bool
 ) -> None:
-    path = tmp_path / "t"
     table = partitioned(path, kind, vectors)
     rows = arrow([put(f"k{number}", number + 1) for number in range(3)])
     table.merge_rows(rows.append_column("part", pa.array(values, kind)))

@@ -54,9 +54,8 @@ def new_property(name: str) -> Callable[[Path], None]:
     ],
 )
 def test_open_table_that_another_writer_changes_is_refused(
-    tmp_path: Path, change: Callable[[Path], None], reason: str
+    path: Path, change: Callable[[Path], None], reason: str
 ) -> None:
-    path = tmp_path / "t"
     InProcessTable(path).merge(*FIRST)
     scans, adds, reads = (InProcessTable(path).engine for _ in range(3))
     for engine in (scans, adds, reads):
@@ -87,8 +86,7 @@ DAMAGED_ENTRIES = (
 
 
 @pytest.mark.parametrize("line", DAMAGED_ENTRIES)
-def test_entry_that_lacks_part_of_action_is_named(tmp_path: Path, line: str) -> None:
-    path = tmp_path / "t"
+def test_entry_that_lacks_part_of_action_is_named(path: Path, line: str) -> None:
     table = InProcessTable(path)
     table.merge(*FIRST)
     append_entry(path, '{"commitInfo": {}}', line)
@@ -98,8 +96,7 @@ def test_entry_that_lacks_part_of_action_is_named(tmp_path: Path, line: str) -> 
 
 
 @pytest.mark.parametrize("kind", ["protocol", "metaData"])
-def test_log_without_action_of_table_is_named(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / "t"
+def test_log_without_action_of_table_is_named(path: Path, kind: str) -> None:
     InProcessTable(path).merge(*FIRST)
     first = path / entry_of(0)
     lines = first.read_text().splitlines()
@@ -116,8 +113,7 @@ def test_log_without_action_of_table_is_named(tmp_path: Path, kind: str) -> None
         ['{"remove": {"path": "gone", "later": 1}}', '{"txn": {"appId": "a", "version": 1}}'],
     ],
 )
-def test_entry_of_other_writer_is_read(tmp_path: Path, lines: list[str]) -> None:
-    path = tmp_path / "t"
+def test_entry_of_other_writer_is_read(path: Path, lines: list[str]) -> None:
     table = InProcessTable(path)
     table.merge(*FIRST)
     append_entry(path, *lines)
@@ -125,8 +121,7 @@ def test_entry_of_other_writer_is_read(tmp_path: Path, lines: list[str]) -> None
     assert InProcessTable(path).merge(put("a", 30)) == 1
 
 
-def test_checkpoint_of_other_kind_is_refused_where_log_begins_with_it(tmp_path: Path) -> None:
-    path = tmp_path / "t"
+def test_checkpoint_of_other_kind_is_refused_where_log_begins_with_it(path: Path) -> None:
     InProcessTable(path).merge(*FIRST)
     DeltaTable(path).create_checkpoint()
     InProcessTable(path).merge(put("a", 20))
@@ -141,8 +136,7 @@ def test_checkpoint_of_other_kind_is_refused_where_log_begins_with_it(tmp_path: 
 
 
 @pytest.mark.parametrize("writer_version", [2, 3, 4])
-def test_legacy_protocol_is_taken_as_its_features(tmp_path: Path, writer_version: int) -> None:
-    path = tmp_path / "t"
+def test_legacy_protocol_is_taken_as_its_features(path: Path, writer_version: int) -> None:
     InProcessTable(path, vectors=False).merge_rows(arrow([]))
     change_actions(path, "protocol", lambda of: of.update(minWriterVersion=writer_version))
     assert InProcessTable(path).merge(*FIRST) == 10
@@ -153,10 +147,7 @@ def test_legacy_protocol_is_taken_as_its_features(tmp_path: Path, writer_version
 
 
 @pytest.mark.parametrize("created", [True, False])
-def test_other_deletion_vectors_than_those_of_table_are_error(
-    tmp_path: Path, created: bool
-) -> None:
-    path = tmp_path / "t"
+def test_other_deletion_vectors_than_those_of_table_are_error(path: Path, created: bool) -> None:
     InProcessTable(path, vectors=created).merge(*FIRST)
     expected = "has" if created else "does not have"
     with pytest.raises(
@@ -237,8 +228,7 @@ def test_commit_replaced_in_object_store_ends_query(store: ObjectStore) -> None:
         table.merge(put("a", 50))
 
 
-def test_table_created_again_is_not_replaced_commit(tmp_path: Path) -> None:
-    path = tmp_path / "fleet"
+def test_table_created_again_is_not_replaced_commit(path: Path) -> None:
     table = InProcessTable(path)
     for number in range(1, 4):
         table.merge(put("a", number))
@@ -248,8 +238,7 @@ def test_table_created_again_is_not_replaced_commit(tmp_path: Path) -> None:
     assert live(path) == {"b": 1, "c": 2}
 
 
-def test_expired_entries_are_not_replaced_commits(tmp_path: Path) -> None:
-    path = tmp_path / "fleet"
+def test_expired_entries_are_not_replaced_commits(path: Path) -> None:
     table = InProcessTable(path)
     for number in range(1, 9):
         table.merge(put("a", number))

@@ -44,8 +44,7 @@ def numbers_of(table: InProcessTable) -> list[int]:
 
 
 @both_writers
-def test_touched_file_gets_vector_or_is_written_again(tmp_path: Path, vectors: bool) -> None:
-    path = tmp_path / "t"
+def test_touched_file_gets_vector_or_is_written_again(path: Path, vectors: bool) -> None:
     table = InProcessTable(path, vectors=vectors)
     table.merge(*FIRST)
     table.merge(put("k1", 20), delete("k2", 21), put("new", 22))
@@ -88,9 +87,8 @@ def test_files_have_about_target_size_and_are_not_compacted_again(
 
 
 def test_compaction_without_vectors_is_dropped_if_merge_touches_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "t"
     table = InProcessTable(path, vectors=False)
     table.merge(*FIRST)
     table.merge(put("other", 10))
@@ -117,9 +115,8 @@ def test_compaction_without_vectors_is_dropped_if_merge_touches_file(
 
 @both_writers
 def test_maintenance_leaves_files_that_merges_add_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vectors: bool
+    path: Path, monkeypatch: pytest.MonkeyPatch, vectors: bool
 ) -> None:
-    path = tmp_path / "t"
     table = InProcessTable(path, vectors=vectors)
     for entry in FIRST:
         table.merge(entry)
@@ -142,9 +139,8 @@ def test_maintenance_leaves_files_that_merges_add_meanwhile(
 # -- the log ----------------------------------------------------------------------------------
 
 
-def test_hint_of_last_checkpoint_is_not_needed(tmp_path: Path) -> None:
+def test_hint_of_last_checkpoint_is_not_needed(path: Path) -> None:
     """It is cut, an older checkpoint is there, and the entries after that were cleaned up."""
-    path = tmp_path / "t"
     table = InProcessTable(path)
     for entry in FIRST:
         table.merge(entry)
@@ -162,8 +158,7 @@ def test_hint_of_last_checkpoint_is_not_needed(tmp_path: Path) -> None:
     restarted.verify_index()
 
 
-def test_checkpoint_has_actions_of_entries(tmp_path: Path) -> None:
-    path = tmp_path / "t"
+def test_checkpoint_has_actions_of_entries(path: Path) -> None:
     table = InProcessTable(path, upkeep=Upkeep())
     table.merge(*FIRST)
     table.merge(put("k1", 20))
@@ -210,8 +205,7 @@ def test_checkpoint_is_not_written_for_few_entries(tmp_path: Path) -> None:
     assert 1 < len(list((tmp_path / "t" / "_delta_log").glob("*.checkpoint.parquet"))) < 10
 
 
-def test_incomplete_checkpoint_is_skipped(tmp_path: Path) -> None:
-    path = tmp_path / "t"
+def test_incomplete_checkpoint_is_skipped(path: Path) -> None:
     table = InProcessTable(path)
     table.merge(*FIRST)
     DeltaTable(path).create_checkpoint()
@@ -224,8 +218,7 @@ def test_incomplete_checkpoint_is_skipped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cleanup", ["false", "FALSE", "true"])
-def test_log_is_kept_if_property_forbids_cleanup(tmp_path: Path, cleanup: str) -> None:
-    path = tmp_path / "t"
+def test_log_is_kept_if_property_forbids_cleanup(path: Path, cleanup: str) -> None:
     upkeep = Upkeep(vacuum_commits=10, retention_hours=1, checkpoint_commits=5)
     table = InProcessTable(path, upkeep=upkeep)
     table.merge(*FIRST)
@@ -245,9 +238,8 @@ def test_log_is_kept_if_property_forbids_cleanup(tmp_path: Path, cleanup: str) -
 
 
 def test_log_is_kept_if_another_writer_forbids_cleanup_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "t"
     table = InProcessTable(path)
     for entry in FIRST:
         table.merge(entry)
@@ -268,9 +260,8 @@ def test_log_is_kept_if_another_writer_forbids_cleanup_meanwhile(
     assert entries < {*log.glob("*.json")}
 
 
-def test_maintenance_needs_no_index_and_no_layout(tmp_path: Path) -> None:
+def test_maintenance_needs_no_index_and_no_layout(path: Path) -> None:
     """Any table that the driver supports is compacted, also one of another writer."""
-    path = tmp_path / "t"
     for number in range(4):
         write_deltalake(path, pa.table({"a": [number]}), mode="append")
     found = InProcessTable(path).found
@@ -281,8 +272,7 @@ def test_maintenance_needs_no_index_and_no_layout(tmp_path: Path) -> None:
     assert found.scan(["a"], {"a": (1, 3)})["a"].to_pylist() == [1, 3]
 
 
-def test_scan_opens_table_again_after_change_of_properties(tmp_path: Path) -> None:
-    path = tmp_path / "t"
+def test_scan_opens_table_again_after_change_of_properties(path: Path) -> None:
     table = InProcessTable(path)
     table.merge(*FIRST)
     DeltaTable(path).alter.set_table_properties({"delta.logRetentionDuration": "interval 9 hours"})
@@ -291,8 +281,7 @@ def test_scan_opens_table_again_after_change_of_properties(tmp_path: Path) -> No
     assert len(table.engine.table.scan(["key"], {})) == len(FIRST)
 
 
-def test_damaged_data_file_is_named_by_maintenance(tmp_path: Path) -> None:
-    path = tmp_path / "t"
+def test_damaged_data_file_is_named_by_maintenance(path: Path) -> None:
     table = InProcessTable(path)
     table.merge(*FIRST)
     table.merge(put("x", 20))
@@ -309,10 +298,7 @@ def parquet_bytes(path: Path) -> int:
 
 @pytest.mark.parametrize("vectors", [True, False])
 @pytest.mark.parametrize("deletes", ["remove", "mark"])
-def test_result_counts_rows_bytes_and_files(
-    tmp_path: Path, vectors: bool, deletes: Deletes
-) -> None:
-    path = tmp_path / "fleet"
+def test_result_counts_rows_bytes_and_files(path: Path, vectors: bool, deletes: Deletes) -> None:
     table = InProcessTable(path, deletes, vectors=vectors)
     first = [put("a", 1), put("b", 2), put("c", 3)]
     result = table.result(*first)
