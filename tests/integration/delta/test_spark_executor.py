@@ -25,7 +25,15 @@ from nats_stream_source.delta.spark.session import EXACT
 from nats_stream_source.delta.spark.table import SparkTable
 from nats_stream_source.delta.upkeep import Upkeep
 from nats_stream_source.errors import ConfigurationError, TableConflictError
-from tests.integration.delta.merge_model import Frame, columns_of, delete, put, versions
+from tests.integration.delta.merge_model import (
+    SCHEMA,
+    Entry,
+    Frame,
+    columns_of,
+    delete,
+    put,
+    versions,
+)
 
 pytestmark = pytest.mark.delta
 
@@ -41,14 +49,16 @@ Row = tuple[int, int, str | None]
 
 @pytest.fixture
 def merge(spark: SparkSession, table: Path) -> MergeBySpark:
-    """Function that merges a DataFrame, or events ``(id, n, v)``, into the table of the test."""
+    """Function that merges a DataFrame, entries, or events ``(id, n, v)`` into the test's table."""
 
     def run(
-        rows: DataFrame | list[Row], session: SparkSession = spark, **rules: Any
+        rows: DataFrame | list[Any], session: SparkSession = spark, **rules: Any
     ) -> MergeResult:
         frame = rows
         if isinstance(rows, list):
-            frame = session.createDataFrame(rows, "id int, n int, v string")
+            entries = [row.row() for row in rows if isinstance(row, Entry)]
+            schema = SCHEMA if entries else "id int, n int, v string"
+            frame = session.createDataFrame(entries or rows, schema)
         batch = batch_of(frame, ChangeRules.of(**rules), Collector())
         return SparkEngine(session, str(table), str(table)).merge(batch, None)
 
@@ -71,63 +81,67 @@ def _before_merge(monkeypatch: pytest.MonkeyPatch, *happenings: Callable[[], obj
 
 
 def test_repeated_batch_changes_nothing_and_makes_no_version(
-    frame: Frame, table: Path, merge: MergeBySpark
+    table: Path, merge: MergeBySpark
 ) -> None:
-    result = merge(frame(put("a", 1), put("b", 2), put("a", 3)))
+    result = merge([put("a", 1), put("b", 2), put("a", 3)])
     assert (result.inserted, result.updated, result.deleted) == (2, 0, 0)
-    result = merge(frame(put("a", 4), delete("b", 5), delete("c", 6)))
+    result = merge([put("a", 4), delete("b", 5), delete("c", 6)])
     assert (result.inserted, result.updated, result.deleted) == (0, 1, 1)
     before = DeltaTable(table).version()
-    assert merge(frame(put("a", 4), delete("b", 5), delete("c", 6))).changed == 0
-    assert merge(frame(put("a", 3))).changed == 0
+    assert merge([put("a", 4), delete("b", 5), delete("c", 6)]).changed == 0
+    assert merge([put("a", 3)]).changed == 0
     assert DeltaTable(table).version() == before
 
 
-def test_repeated_events_make_no_version(table: Path, merge: MergeBySpark) -> None:
-    batch: list[Row] = [(1, 1, "a"), (1, 2, None), (2, 1, "b"), (3, 1, None)]
-    for _ in range(2):
-        merge(batch, **HISTORY)
-    assert versions(table) == [1, 1]
-
-
 @pytest.mark.parametrize("scd_type", [1, 2])
-def test_delete_of_key_without_row_commits_both_tables(
+def test_repeated_events_make_no_version_and_delete_without_row_one_of_both_tables(
     table: Path, merge: MergeBySpark, scd_type: int
 ) -> None:
     rules = {**HISTORY, "stored_as_scd_type": scd_type}
-    merge([(1, 1, "a")], **rules)
+    events: list[Row] = [(1, 1, "a"), (1, 2, None), (2, 1, "b")]
+    merge(events, **rules)
     before = versions(table)
+    merge(events, **rules)
+    assert versions(table) == before
     for _ in range(2):
-        assert merge([(2, 2, None)], **rules).changed == 0
+        assert merge([(3, 2, None)], **rules).changed == 0
         assert versions(table) == [before[0] + 1, before[1] + 1]
 
 
+COPY = "SELECT 'c' AS key, * EXCEPT (key)"
+MERGED = [("a", 2, None), ("b", 3, None), ("c", 4, None)]
+
+
 @pytest.mark.parametrize(
-    ("change", "expected"),
+    ("change", "merges", "expected"),
     [
-        ("UPDATE {} SET revision = 9 WHERE key = 'a'", [("a", 9), ("b", 3), ("c", 4)]),
-        ("DELETE FROM {} WHERE key = 'a'", [("a", 2), ("b", 3), ("c", 4)]),
-        ("INSERT INTO {} BY NAME SELECT 'c' AS key, * EXCEPT (key) FROM {} WHERE key = 'a'", None),
+        ("UPDATE {} SET revision = 9 WHERE key = 'a'", 2, [("a", 9, None), *MERGED[1:]]),
+        ("DELETE FROM {} WHERE key = 'a'", 2, MERGED),
+        (f"INSERT INTO {{}} BY NAME {COPY} FROM {{}} WHERE key = 'a'", 2, MERGED),
+        ("UPDATE {} SET note = 'mine'", 1, [("a", 2, "mine"), ("b", 3, "mine"), ("c", 4, None)]),
     ],
-    ids=["updated", "deleted", "inserted"],
+    ids=["updated", "deleted", "inserted", "column of user"],
 )
 def test_row_that_other_writer_changes_meanwhile_is_merged_again(
     spark: SparkSession,
-    frame: Frame,
     table: Path,
     merge: MergeBySpark,
     monkeypatch: pytest.MonkeyPatch,
     change: str,
-    expected: list[tuple[str, int]] | None,
+    merges: int,
+    expected: list[tuple[str, int, str | None]],
 ) -> None:
-    """Rows of several files, so that Delta's own check of a commit does not find each change."""
-    merge(frame(put("a", 1), put("b", 1)))
+    """Rows of several files, so that Delta's own check of a commit does not find each change.
+
+    Columns of the user are neither compared nor changed.
+    """
+    merge([put("a", 1), put("b", 1)])
     name = f"delta.`{table}`"
+    spark.sql(f"ALTER TABLE {name} ADD COLUMN note STRING")
     merged = _before_merge(monkeypatch, lambda: spark.sql(change.replace("{}", name)))
-    merge(frame(put("a", 2), put("b", 3), put("c", 4)))
-    assert len(merged) == 2
-    found = columns_of(table, "key", "revision")
-    assert found == (expected or [("a", 2), ("b", 3), ("c", 4)])
+    merge([put("a", 2), put("b", 3), put("c", 4)])
+    assert len(merged) == merges
+    assert columns_of(table, "key", "revision", "note") == expected
 
 
 @pytest.mark.parametrize(
@@ -175,12 +189,7 @@ def test_values_that_events_lack_are_read_of_their_rows(
     def events(*rows: tuple[int, int, str | None, list[str]]) -> DataFrame:
         return spark.createDataFrame(list(rows), "id int, n int, v string, lacks array<string>")
 
-    rules: dict[str, Any] = {
-        "keys": "id",
-        "sequence_by": "n",
-        "unavailable_columns": "lacks",
-        "deletes": "mark",
-    }
+    rules = {"keys": "id", "sequence_by": "n", "unavailable_columns": "lacks", "deletes": "mark"}
     merge(events((1, 1, "a", []), (2, 1, "a", [])), **rules)
     update = f"UPDATE delta.`{table}` SET v = 'z' WHERE id = 1"
     _before_merge(monkeypatch, lambda: spark.sql(update))
@@ -224,22 +233,6 @@ def _reads(
     return reads
 
 
-def test_columns_of_user_are_neither_compared_nor_changed(
-    spark: SparkSession,
-    frame: Frame,
-    table: Path,
-    merge: MergeBySpark,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    merge(frame(put("a", 1)))
-    spark.sql(f"ALTER TABLE delta.`{table}` ADD COLUMN note STRING")
-    update = f"UPDATE delta.`{table}` SET note = 'mine'"
-    merged = _before_merge(monkeypatch, lambda: spark.sql(update))
-    merge(frame(put("a", 2)))
-    assert len(merged) == 1
-    assert columns_of(table, "key", "revision", "note") == [("a", 2, "mine")]
-
-
 def test_events_of_other_writer_between_state_and_table_are_merged_again(
     table: Path, merge: MergeBySpark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,18 +255,14 @@ def test_events_of_other_writer_between_state_and_table_are_merged_again(
 
 
 def test_other_writer_at_each_attempt_is_conflict(
-    spark: SparkSession,
-    frame: Frame,
-    table: Path,
-    merge: MergeBySpark,
-    monkeypatch: pytest.MonkeyPatch,
+    spark: SparkSession, table: Path, merge: MergeBySpark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    merge(frame(put("a", 1)))
+    merge([put("a", 1)])
     monkeypatch.setattr("nats_stream_source.delta.conflicts.ATTEMPTS", 2)
     update = f"UPDATE delta.`{table}` SET revision = revision + 1"
     _before_merge(monkeypatch, *[lambda: spark.sql(update)] * 2)
     with pytest.raises(TableConflictError, match="other writers committed during each of 2"):
-        merge(frame(put("a", 100)))
+        merge([put("a", 100)])
     assert columns_of(table, "key", "revision") == [("a", 3)]
 
 
@@ -296,18 +285,20 @@ def test_large_rows_are_sent_in_tasks_of_bounded_bytes(
     assert tasks[-1] == 3
 
 
-def test_new_columns_are_added_by_one_commit(
+def test_new_columns_are_added_by_one_commit_and_feature_by_one_before(
     frame: Frame, table: Path, merge: MergeBySpark
 ) -> None:
     merge(frame(put("a", 1)).selectExpr("*", "named_struct('x', 1) AS s"))
-    grown = "*", "named_struct('y', 'new', 'x', 2) AS s", "0.5D AS w"
+    local = "struct(timestamp_ntz'2026-01-01 00:00:00' AS n) AS t"  # a feature of the table
+    grown = "*", "named_struct('y', 'new', 'x', 2) AS s", "0.5D AS w", local
     merge(frame(put("b", 2)).selectExpr(*grown))
     operations = [one["operation"] for one in reversed(DeltaTable(table).history())]
-    assert operations == ["CREATE TABLE", "MERGE", "WRITE", "MERGE"]
-    assert columns_of(table, "key", "s", "w") == [
-        ("a", {"x": 1, "y": None}, None),
-        ("b", {"x": 2, "y": "new"}, 0.5),
+    assert operations == ["CREATE TABLE", "MERGE", "SET TBLPROPERTIES", "WRITE", "MERGE"]
+    assert columns_of(table, "key", "s", "w", "t") == [
+        ("a", {"x": 1, "y": None}, None, None),
+        ("b", {"x": 2, "y": "new"}, 0.5, {"n": datetime(2026, 1, 1)}),
     ]
+    assert "timestampNtz" in (DeltaTable(table).protocol().reader_features or ())
 
 
 def test_wider_type_is_refused_before_anything_is_written(
@@ -523,18 +514,6 @@ def test_batch_beyond_bound_is_validated_before_first_part(
     events = batch_of(frame, ChangeRules.of(**rules), Collector())
     with pytest.raises(ConfigurationError, match=r"2 (entries|events) have a null"):
         next(iter(events.source.parts(events.shape)))
-    assert persisted() == 0
-
-
-@pytest.mark.usefixtures("bound")
-def test_batch_beyond_bound_is_released_after_failure(
-    spark: SparkSession, persisted: Callable[[], int]
-) -> None:
-    events = _events(spark, *_PUTS, *_DELETES)
-    parts = events.source.parts(events.shape)
-    next(parts)
-    assert persisted() == 1
-    parts.close()  # type: ignore[attr-defined]  # as the end of a merge that failed does
     assert persisted() == 0
 
 

@@ -184,22 +184,23 @@ def test_unavailable_values_named_and_null(messages: Any) -> None:
     ("placeholder", "numbers"),
     [("az", [97, 122]), ("é", [-61, -87])],  # Java's bytes have a sign
 )
-def test_unavailable_arrays_of_numbers_named(
+def test_other_placeholder_named_by_type(
     messages: Any, placeholder: str, numbers: list[int]
 ) -> None:
-    floats = [float(number) for number in numbers]
-    arrays: dict[str, tuple[str, list[Any]]] = {
-        "s": ("SMALLINT", numbers),
-        "i": ("INT", numbers),
-        "b": ("BIGINT", numbers),
-        "f": ("FLOAT", floats),
-        "d": ("DOUBLE", floats),
-        "n": ("DECIMAL(12,2)", [str(number) for number in numbers]),
+    floats, texts = [float(number) for number in numbers], [str(number) for number in numbers]
+    # Each column's type, the placeholder in it, and another value.
+    columns: dict[str, tuple[str, Any, Any]] = {
+        "s": ("ARRAY<SMALLINT>", numbers, numbers[:1]),
+        "i": ("ARRAY<INT>", numbers, numbers[:1]),
+        "b": ("ARRAY<BIGINT>", numbers, numbers[:1]),
+        "f": ("ARRAY<FLOAT>", floats, floats[:1]),
+        "d": ("ARRAY<DOUBLE>", floats, floats[:1]),
+        "n": ("ARRAY<DECIMAL(12,2)>", texts, texts[:1]),
+        "t": ("STRING", placeholder, f'a"{placeholder}"'),
+        "w": ("DECIMAL(4,0)", placeholder, "1"),
     }
-    schema = ", ".join(["id INT", *(f"{name} ARRAY<{kind}>" for name, (kind, _) in arrays.items())])
-    sent = {name: values for name, (_, values) in arrays.items()}
-    other = {name: [values[0]] for name, values in sent.items()}
-    rows = [{"id": 1, **sent}, {"id": 2, **other}]
+    schema = ", ".join(["id INT", *(f"{name} {kind}" for name, (kind, _, _) in columns.items())])
+    rows = [{"id": at, **{name: of[at] for name, of in columns.items()}} for at in (1, 2)]
     # Debezium's JSON has no spaces.
     events = [("s", event("u", row).replace(" ", ""), row["id"]) for row in rows]
 
@@ -208,27 +209,13 @@ def test_unavailable_arrays_of_numbers_named(
     )
 
     unavailable, given = changes.collect()
-    assert unavailable._unavailable == list(arrays)
-    assert [unavailable[name] for name in arrays] == [None] * len(arrays)
+    assert unavailable._unavailable == list(columns)
+    assert [unavailable[name] for name in columns] == [None] * len(columns)
     assert given._unavailable == []
-    assert [len(given[name]) for name in arrays] == [1] * len(arrays)
-    assert corrupt.count() == 0
-
-
-def test_other_placeholder_of_connector(messages: Any) -> None:
-    events = [
-        ("s", event("u", {"id": 1, "t": "n/a", "n": "n/a"}), 1),
-        ("s", event("u", {"id": 2, "t": 'a "n/a"', "n": "1"}), 2),
+    assert [given[name] for name in columns] == [
+        *(*[numbers[:1]] * 3, *[floats[:1]] * 2, [Decimal(numbers[0])]),
+        *(f'a"{placeholder}"', Decimal(1)),
     ]
-    changes, corrupt = debezium_changes(
-        messages(events), "id INT, t STRING, n DECIMAL(4,0)", keys=["id"], unavailable_value="n/a"
-    )
-
-    assert [tuple(row)[:3] for row in changes.collect()] == [
-        (1, None, None),
-        (2, 'a "n/a"', Decimal(1)),
-    ]
-    assert [row._unavailable for row in changes.collect()] == [["t", "n"], []]
     assert corrupt.count() == 0
 
 

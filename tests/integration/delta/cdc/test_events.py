@@ -19,7 +19,6 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 
 from nats_stream_source.delta import Engine, Upkeep, maintain, merge, merge_changes
-from nats_stream_source.delta import merge as merge_batch
 from nats_stream_source.errors import ConfigurationError
 from tests.faults.delta.cdc.commits import Commits
 from tests.integration.delta.merge_model import (
@@ -114,11 +113,7 @@ VERSIONS = [(1, 1, 1, "x"), (2, 1, 2, "x"), (2, 3, 2, "y")]
             [(1, 1, 1, "x"), (2, 1, 2, "y")],
         ),
         # A column from which a sequence is computed can be a payload with the values.
-        (
-            lambda: "high * 10 + low",
-            {},
-            [(11, 1, "x"), (12, 1, "x"), (21, 2, "x"), (23, 2, "y")],
-        ),
+        (lambda: "high * 10 + low", {}, [(11, 1, "x"), (12, 1, "x"), (21, 2, "x"), (23, 2, "y")]),
     ],
     ids=[*SEQUENCES, "excepted", "computed"],
 )
@@ -130,7 +125,7 @@ def test_columns_of_sequence_and_excepted_ones_do_not_make_versions(
     expected: list[tuple[Any, ...]],
 ) -> None:
     rules = {"keys": ["key"], "apply_as_deletes": "op = 'D'", "sequence_by": sequence()}
-    merge_batch(batch, table, engine="driver", stored_as_scd_type=2, **rules, **arguments)
+    merge(batch, table, engine="driver", stored_as_scd_type=2, **rules, **arguments)
     rows = [row for row in rows_of(DeltaTable(table)) if row["key"] == "k"]
     assert sorted((*_numbers(row["__START_AT"]), row["a"], row["b"]) for row in rows) == expected
 
@@ -295,7 +290,7 @@ def test_maintain_compacts_table_and_state(
     state = table.with_name("fleet__cdc_state")
     for number in range(1, 5):
         batch = [put(f"key {number}", number), delete(f"gone {number}", number)]
-        merge_batch(frame(*batch), str(table), stored_as_scd_type=2, upkeep=None, engine=engine)
+        merge(frame(*batch), str(table), stored_as_scd_type=2, upkeep=None, engine=engine)
     rows, recorded = history_of(table), rows_of(DeltaTable(state))
     assert len(DeltaTable(state).file_uris()) == len(recorded) == 4
     result = maintain(spark, str(table), engine=engine, upkeep=Upkeep(retention_hours=1000))
@@ -387,17 +382,6 @@ def test_wider_types_widen_columns_for_every_reader(
     # A reader that has begun before goes on with its version.
     assert {r["i"] for r in rows_of(old)} == {1}
     assert old.schema().to_json() != DeltaTable(table).schema().to_json()
-
-
-@pytest.mark.faults
-def test_new_column_whose_type_requires_feature_of_table(events: EventsOf, table: Path) -> None:
-    """By Spark; tests/integration/delta/driver/test_columns.py has the driver's."""
-    merge(events("a INT", ("k", 1, 1)), str(table), **KEYED, engine="spark")
-    time = datetime(2026, 1, 1)
-    columns = "t STRUCT<n: TIMESTAMP_NTZ>"
-    merge(events(columns, ("k", 2, (time,))), str(table), **KEYED, engine="spark")
-    assert [row["t"] for row in rows_of(DeltaTable(table))] == [{"n": time}]
-    assert "timestampNtz" in (DeltaTable(table).protocol().reader_features or ())
 
 
 @pytest.mark.parametrize(
