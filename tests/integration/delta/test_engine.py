@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import subprocess
 import sys
@@ -17,20 +18,12 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from nats_stream_source.delta import (
-    AutoLimits,
-    Engine,
-    location,
-    maintain,
-    merge,
-    merge_changes,
-    reconcile,
-)
+from nats_stream_source.delta import AutoLimits, location, maintain, merge, merge_changes, reconcile
 from nats_stream_source.delta.spark import choice, session
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ConfigurationError, MissingPackageError
 from tests.integration.delta.driver.in_process import rebuilt
-from tests.integration.delta.merge_model import Bucket, Frame, live, put
+from tests.integration.delta.merge_model import ENGINES, Bucket, Frame, live, put
 from tests.support.delta import rows_of
 from tests.support.nats.buckets import create_bucket, publish
 from tests.support.nats.streams import create_stream
@@ -246,8 +239,6 @@ APART = (
     *("legacy assignment", "INT96", "microseconds"),
     *("defaults of tables", "self-destruct", "evolution"),
 )
-ORDERS: tuple[tuple[Engine, Engine], ...] = (("spark", "driver"), ("driver", "spark"))
-"""Which engines merge the first and the second batch of a table."""
 RULES: dict[str, dict[str, Any]] = {
     "entries": {},
     "history": {"stored_as_scd_type": 2},
@@ -356,7 +347,7 @@ def test_tables_of_engines_in_turn(
     batches = [entries(own_session, url).where("revision < 3"), entries(own_session, url)]
     merge(entries(spark, url), tmp_path / "expected", engine="driver", **RULES[rules])
     expected = sorted(rows_of(DeltaTable(tmp_path / "expected")), key=repr)
-    for engines in ORDERS:
+    for engines in itertools.permutations(ENGINES):  # of the first and the second batch
         table = tmp_path / "-".join(engines)
         for engine, batch in zip(engines, batches, strict=True):
             merge(batch, table, engine=engine, **RULES[rules])

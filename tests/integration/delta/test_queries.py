@@ -1,4 +1,4 @@
-"""Queries that follow buckets: several, two into one table, a restored table, encoded keys."""
+"""Queries that follow buckets: two into one table, a restored table, encoded keys."""
 
 from __future__ import annotations
 
@@ -28,59 +28,6 @@ pytestmark = pytest.mark.delta
 BUCKETS = ("a", "b")
 BATCHES = 10
 _DEADLINE = 180.0  # seconds
-
-
-def test_table_equals_buckets_that_pattern_finds(
-    spark: SparkSession, nats_server: NatsServer, table: Path, tmp_path: Path
-) -> None:
-    """The same keys in each; one bucket is found at a restart, one was created again."""
-    url = nats_server.url
-
-    def run(**options: str) -> None:
-        rows = spark.readStream.format("nats_kv").options(
-            servers=url, bucketPattern="site-.*", **options
-        )
-        query = begin(
-            rows.load()
-            .writeStream.foreachBatch(merge_changes(str(table)))
-            .option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .trigger(availableNow=True)
-            .start
-        )
-        assert query.awaitTermination(600)
-
-    def write(name: str, *keys: str) -> None:
-        buckets.put_many(url, name, ((key, f"{name} {key}".encode()) for key in keys))
-
-    def expected() -> list[tuple[str, str, int]]:
-        rows = read_batch(url, bucketPattern="site-.*")
-        return sorted(
-            (row["bucket"], row["key"], row["revision"])
-            for row in rows
-            if row["operation"] == "PUT"
-        )
-
-    def found() -> list[tuple[str, str, int]]:
-        return [(row["bucket"], row["key"], row["revision"]) for row in stored(table)]
-
-    for name in ("site-1", "site-2"):
-        buckets.create_bucket(url, name, history=3)
-        write(name, "a", "b", "c", "a")
-    run()
-    assert found() == expected()
-    buckets.delete(url, "site-1", "b")
-    buckets.create_bucket(url, "site-3")
-    write("site-3", "a", "b")
-    run()
-    assert found() == expected()
-    assert len(found()) == 7
-    buckets.delete_bucket(url, "site-2")
-    buckets.create_bucket(url, "site-2")
-    write("site-2", "a", "b", "c")
-    write("site-3", "c")
-    run(failOnDataLoss="false")
-    assert found() == expected()
-    assert len(found()) == 8
 
 
 @pytest.mark.parametrize("arguments", [{}, {"stored_as_scd_type": 2}], ids=["latest", "history"])

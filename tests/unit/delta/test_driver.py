@@ -33,11 +33,7 @@ from nats_stream_source.delta.rules.layout import SEQUENCE, START, Layout
 from nats_stream_source.delta.tables import EngineRefusedError
 
 _SCHEMA = pa.schema(
-    [
-        ("key", pa.string()),
-        ("stream_created", pa.timestamp("us", "UTC")),
-        ("revision", pa.int64()),
-    ]
+    [("key", pa.string()), ("stream_created", pa.timestamp("us", "UTC")), ("revision", pa.int64())]
 )
 
 
@@ -185,9 +181,7 @@ def test_index_equals_dictionary_and_finds_repeated_key(
         assert len(index) == len(model)
 
 
-@given(
-    st.lists(st.tuples(st.text(max_size=4), st.text(max_size=4)), max_size=20, unique=True),
-)
+@given(st.lists(st.tuples(st.text(max_size=4), st.text(max_size=4)), max_size=20, unique=True))
 def test_composite_keys_differ(pairs: list[tuple[str, str]]) -> None:
     columns = [pa.array([pair[at] for pair in pairs], pa.string()) for at in range(2)]
     assert len(set(encoded_keys(columns).to_pylist())) == len(pairs)

@@ -24,12 +24,7 @@ from nats_stream_source.delta.rules.layout import Deletes
 from nats_stream_source.delta.tables import TableChangedError
 from nats_stream_source.delta.upkeep import Upkeep
 from nats_stream_source.errors import TableError
-from tests.integration.delta.driver.in_process import (
-    InProcessTable,
-    arrow,
-    both_writers,
-    expect,
-)
+from tests.integration.delta.driver.in_process import InProcessTable, arrow, both_writers, expect
 from tests.integration.delta.merge_model import both_modes, delete, put
 from tests.support.delta import rows_of
 

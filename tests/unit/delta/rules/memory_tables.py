@@ -15,11 +15,7 @@ from nats_stream_source.delta.rules.rows import Integers, RowChanges
 from tests.support.cdc.events import Event
 
 _KEY = pa.string()
-_VALUES = [
-    pa.field("seq", pa.int64()),
-    pa.field("a", pa.int64()),
-    pa.field("b", pa.string()),
-]
+_VALUES = [pa.field("seq", pa.int64()), pa.field("a", pa.int64()), pa.field("b", pa.string())]
 
 
 class MemoryTable:
