@@ -15,7 +15,7 @@ from nats_stream_source.delta import maintain, merge
 from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
 from nats_stream_source.errors import ConfigurationError
 from tests.integration.delta.driver.in_process import InProcessTable
-from tests.integration.delta.merge_model import ROWS, Frame, put, rows
+from tests.integration.delta.merge_model import ROWS, Frame, columns_of, put, rows
 from tests.support.delta import rows_of
 
 pytestmark = pytest.mark.delta
@@ -34,11 +34,6 @@ def replace_all(table: Path, revision: int) -> DeltaTable:
 def maintained(table: Path, upkeep: Upkeep) -> MaintenanceResult:
     """Maintain a table in this process; it has no layout."""
     return InProcessTable(table).found.maintain(upkeep)
-
-
-def content(table: Path) -> list[tuple[str, int]]:
-    found = rows_of(DeltaTable(table))
-    return sorted((row["key"], row["revision"]) for row in found)
 
 
 def data_files(table: Path) -> set[str]:
@@ -104,7 +99,7 @@ def test_vacuum_deletes_removed_files_after_their_retention(table: Path) -> None
     assert len(removed) == 3
     maintained(table, Upkeep())
     assert len(data_files(table)) == 2  # of versions 3 and 2, whose file was removed just now
-    assert content(table) == [("a", 3)]
+    assert columns_of(table, "key", "revision") == [("a", 3)]
 
 
 @pytest.mark.parametrize("upkeep", [Upkeep(), Upkeep(retention_hours=24)])
@@ -145,7 +140,7 @@ def test_upkeep_by_spark(spark: SparkSession, table: Path) -> None:
     assert data_files(table) == kept
     # The session's settings are as before.
     assert spark.conf.get("spark.databricks.delta.retentionDurationCheck.enabled", "true") == "true"
-    assert content(table) == [("k0", 1), ("k1", 1), ("k2", 1), ("k3", 1)]
+    assert columns_of(table, "key", "revision") == [("k0", 1), ("k1", 1), ("k2", 1), ("k3", 1)]
 
 
 def test_merges_maintain_their_table(spark: SparkSession, frame: Frame, table: Path) -> None:

@@ -191,10 +191,6 @@ class CdcTable:
     def state_path(self) -> Path:
         return self.path.with_name(f"{self.path.name}__cdc_state")
 
-    def versions(self) -> list[int]:
-        paths = [path for path in (self.path, self.state_path) if path.exists()]
-        return [DeltaTable(path).version() for path in paths]
-
     def rows(self) -> list[tuple[Any, ...]]:
         """The rows as the model of the tests has them."""
         number = {repr(pa.scalar(self.sequence(n), self.kind).as_py()): n for n in range(100)}

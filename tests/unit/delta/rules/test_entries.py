@@ -41,7 +41,7 @@ class CountingTable(MemoryTable):
         for name in own:
             schema = schema.append(pa.field(name, pa.string()))
         super().__init__(schema, layout)
-        self.slots += rows
+        self.slots += pa.Table.from_pylist(rows, schema).to_pylist()
         self.columns_read: set[str] = set()
 
     def read(self, slots: Integers, columns: Any) -> pa.Table:
@@ -88,14 +88,11 @@ def merge(table: CountingTable, *rows: Row) -> RowChanges:
 
 
 def content(table: CountingTable) -> list[Row]:
-    def micros(time: Any) -> int:
-        return time if isinstance(time, int) else round(time.timestamp() * 1e6)
-
     return sorted(
         (
             row["key"],
             row["value"],
-            micros(row["stream_created"]),
+            round(row["stream_created"].timestamp() * 1e6),
             row["revision"],
             row["operation"] + ("*" if row.get("deleted") else ""),
         )
