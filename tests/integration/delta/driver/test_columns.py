@@ -168,17 +168,6 @@ def test_null_in_not_null_column_is_refused_before_anything_is_written(
     assert [field.name for field in schema.fields if not field.nullable] == ["value", "size"]
 
 
-def test_column_of_other_writer_is_seen(tmp_path: Path) -> None:
-    first, second = (InProcessTable(tmp_path / "t") for _ in range(2))
-    first.merge(put("a", 1))
-    second.merge(put("b", 2))
-    first.merge_rows(with_column(arrow([put("a", 3)]), "size", [7], pa.int32()))
-    second.merge_rows(with_column(arrow([put("b", 4)]), "size", [8], pa.int64()))
-    first.merge_rows(with_column(arrow([put("c", 5)]), "size", [9], pa.int32()))
-    assert columns_of(tmp_path / "t", "key", "size") == [("a", 7), ("b", 8), ("c", 9)]
-    assert DeltaTable(tmp_path / "t").schema().to_arrow().field("size").type == pa.int64()
-
-
 NAMES = ["fleet", "a~b", "~", "ü %: 1/2=", "a%7Eb", "a b", "x+y", "", None, "'q\"", "#?[x]"]
 
 
