@@ -176,23 +176,16 @@ def entry_of(version: int) -> str:
     return f"_delta_log/{version:020d}.json"
 
 
-def other_commit(path: Path, directory: Path) -> tuple[int, Path]:
-    """Commit the next version in a copy of the table, as a writer that has looked before it."""
-    copy = directory / "copy"
-    shutil.copytree(path, copy)
-    write_deltalake(copy, arrow([put("other", 99)]), mode="append")
-    version = DeltaTable(copy).version()
-    return version, copy
-
-
 @pytest.mark.parametrize("later", [0, 1, 3])
-def test_commit_replaced_on_local_disk_ends_query(tmp_path: Path, later: int) -> None:
+def test_commit_replaced_on_local_disk_ends_query(path: Path, later: int) -> None:
     """rename(2), with which Delta Lake commits on a local disk, replaces the file of its target."""
-    path = tmp_path / "fleet"
     table = InProcessTable(path)
     entries = [put(key, number) for number, key in enumerate("abcd", 1)]
     table.merge(*entries)
-    version, copy = other_commit(path, tmp_path)
+    copy = path.with_name("copy")  # of a writer that has looked before the next commit
+    shutil.copytree(path, copy)
+    write_deltalake(copy, arrow([put("other", 99)]), mode="append")
+    version = DeltaTable(copy).version()
     lost = [put("a", 5), put("e", 6)]
     table.merge(*lost)
     assert DeltaTable(path).version() == version
