@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,10 @@ from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
 from nats_stream_source.errors import ConfigurationError
 from tests.integration.delta.driver.in_process import InProcessTable
 from tests.integration.delta.merge_model import ROWS, Frame, columns_of, put, rows
-from tests.support.delta import rows_of
+from tests.support.delta import age, rows_of
 
 pytestmark = pytest.mark.delta
-OLD = 8 * 24 * 3600  # seconds: older than Delta's limit of 7 days
+OLD = 8 * 24  # hours: older than Delta's limit of 7 days; VACUUM compares the time of the file
 
 
 def create(table: Path, **properties: str) -> None:
@@ -38,13 +37,6 @@ def maintained(table: Path, upkeep: Upkeep) -> MaintenanceResult:
 
 def data_files(table: Path) -> set[str]:
     return {path.name for path in table.glob("*.parquet")}
-
-
-def age(table: Path, seconds: int = OLD) -> None:
-    """Make each data file look older, as after days: VACUUM compares the time of the file."""
-    then = time.time() - seconds
-    for path in table.glob("*.parquet"):
-        os.utime(path, (then, then))
 
 
 @pytest.mark.parametrize(
@@ -108,7 +100,7 @@ def test_reader_of_older_version_keeps_its_files(table: Path, upkeep: Upkeep) ->
     create(table)
     reader = replace_all(table, 1)
     replace_all(table, 2)
-    age(table)
+    age(table.glob("*.parquet"), OLD)
     assert maintained(table, upkeep).deleted == 0
     assert rows_of(reader) == [{"key": "a", "revision": 1}]
 
@@ -116,7 +108,7 @@ def test_reader_of_older_version_keeps_its_files(table: Path, upkeep: Upkeep) ->
 def test_retention_of_table_wins_if_longer(table: Path) -> None:
     create(table, **{"delta.deletedFileRetentionDuration": "interval 30 days"})
     (table / "part-of-no-version.parquet").write_bytes(b"x")
-    age(table)
+    age(table.glob("*.parquet"), OLD)
     maintained(table, Upkeep())
     assert data_files(table) == {"part-of-no-version.parquet"}
     asked = Upkeep(retention_hours=168)
@@ -134,7 +126,7 @@ def test_upkeep_by_spark(spark: SparkSession, table: Path) -> None:
     upkeep = Upkeep(compact_files=2, retention_hours=24)
     assert target.upkeep_after_commit(upkeep) == MaintenanceResult(4, 1)
     (table / "part-of-no-version.parquet").write_bytes(b"x")
-    age(table)
+    age(table.glob("*.parquet"), OLD)
     kept = data_files(table) - {"part-of-no-version.parquet"}
     target.maintain(upkeep)
     assert data_files(table) == kept

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
-import time
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -29,7 +27,7 @@ from tests.integration.delta.driver.in_process import (
 )
 from tests.integration.delta.merge_model import columns_of, delete, put, versions
 from tests.support.cdc.events import Event, history, latest, marked, random_event
-from tests.support.delta import change_columns, partition_by, rows_of
+from tests.support.delta import age, change_columns, partition_by, rows_of
 
 
 @both_writers
@@ -204,9 +202,7 @@ def test_partitions_with_odd_names_are_merged_and_maintained(path: Path, vectors
     assert done.compacted - done.written == before - live > 0
     assert not done.skipped
     assert parts_of(path) == expected
-    old = time.time() - 7200
-    for file in path.rglob("*.parquet"):
-        os.utime(file, (old, old))
+    age(path.rglob("*.parquet"), hours=2)
     again = other.maintain(Upkeep(retention_hours=1))
     assert again.compacted == 0
     assert parts_of(path) == expected  # VACUUM knows the live files by their odd names

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,7 @@ from nats_stream_source.delta.upkeep import Upkeep
 from nats_stream_source.errors import TableError
 from tests.integration.delta.driver.in_process import InProcessTable, arrow, both_writers, expect
 from tests.integration.delta.merge_model import both_modes, delete, put
-from tests.support.delta import rows_of
+from tests.support.delta import age, rows_of
 
 FIRST = [put(f"k{number}", number + 1) for number in range(8)]
 
@@ -221,9 +219,7 @@ def test_log_is_kept_if_property_forbids_cleanup(path: Path, cleanup: str) -> No
     for revision in range(20, 25):
         table.merge(put("k1", revision))
         table.engine.wait()
-    old = time.time() - 40 * 86_400
-    for entry in (path / "_delta_log").glob("*.json"):
-        os.utime(entry, (old, old))
+    age((path / "_delta_log").glob("*.json"), hours=40 * 24)
     table.reopen()  # the entries are no longer those that it has put
     for revision in range(30, 37):
         table.merge(put("k1", revision))
@@ -238,9 +234,8 @@ def test_log_is_kept_if_another_writer_forbids_cleanup_meanwhile(
     table = InProcessTable(path)
     for entry in FIRST:
         table.merge(entry)
-    old, log = time.time() - 40 * 86_400, path / "_delta_log"
-    for file in log.glob("*.json"):
-        os.utime(file, (old, old))
+    log = path / "_delta_log"
+    age(log.glob("*.json"), hours=40 * 24)
     entries = {*log.glob("*.json")}
     table.reopen()
     real = DeltaTable.create_checkpoint
