@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import re
 import uuid
@@ -13,13 +12,12 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from nats_stream_source.delta import Engine, ReconcileResult, compare_with_bucket, reconcile
+from nats_stream_source.delta import Engine, ReconcileResult, reconcile
 from nats_stream_source.delta import merge as merge_batch
 from nats_stream_source.embedded import NatsServer
 from tests.integration.delta.merge_model import (
     ENGINES,
     SCHEMA,
-    AfterComparison,
     Bucket,
     Entry,
     EventFrame,
@@ -134,19 +132,3 @@ def reconciled(
         return reconcile(spark, str(table), **arguments)
 
     return run
-
-
-@pytest.fixture
-def after_comparison(monkeypatch: pytest.MonkeyPatch) -> AfterComparison:
-    """Function that lets something happen once ``reconcile`` has compared the table."""
-    compare = compare_with_bucket.find_differences
-
-    def patch(happens: Callable[[], object]) -> None:
-        async def compare_first(*arguments: Any) -> Any:
-            outcome = await compare(*arguments)
-            await asyncio.to_thread(happens)
-            return outcome
-
-        monkeypatch.setattr(compare_with_bucket, "find_differences", compare_first)
-
-    return patch

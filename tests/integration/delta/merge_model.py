@@ -196,9 +196,6 @@ def _time(text: str) -> datetime:
 
 Reconciled = Callable[..., ReconcileResult]
 
-AfterComparison = Callable[[Callable[[], object]], None]
-
-
 ROWS = pa.schema([("key", pa.string()), ("revision", pa.int64())])
 
 

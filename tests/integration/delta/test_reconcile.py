@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import dataclasses
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from deltalake import write_deltalake
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from nats_stream_source.delta import Deletes, ReconcileResult, reconcile
+from nats_stream_source.delta import Deletes, ReconcileResult, compare_with_bucket, reconcile
 from nats_stream_source.delta.tables import Engine
 from nats_stream_source.errors import (
     BucketNotFoundError,
@@ -25,7 +26,6 @@ from nats_stream_source.errors import (
     OptionError,
 )
 from tests.integration.delta.merge_model import (
-    AfterComparison,
     Bucket,
     Entry,
     Frame,
@@ -292,14 +292,23 @@ def test_reconcile_beside_query(
     table: Path,
     merge_entries: Merge,
     reconciled: Reconciled,
-    after_comparison: AfterComparison,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A query merges new values of a missing key and of one with an older value, once compared."""
     merge_entries(*bucket.write(("a", "PUT"), ("b", "PUT")), **kind)
     bucket.purge_subjects("a", "b")
     expired("k", "l", **kind)
-    new = [("a", "PUT"), ("k", "PUT")]
-    after_comparison(lambda: merge_entries(*bucket.write(*new, value=b"new"), **kind))
+    compare = compare_with_bucket.find_differences
+
+    def query() -> None:
+        merge_entries(*bucket.write(("a", "PUT"), ("k", "PUT"), value=b"new"), **kind)
+
+    async def compare_before_query(*arguments: Any) -> Any:
+        outcome = await compare(*arguments)
+        await asyncio.to_thread(query)
+        return outcome
+
+    monkeypatch.setattr(compare_with_bucket, "find_differences", compare_before_query)
     result = reconciled(deletes=kind.get("deletes", "remove"))
     assert result == ReconcileResult(1, 0, changed=2, last_seq=6, replaced=1)
     if kind is HISTORY:
