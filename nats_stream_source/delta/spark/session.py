@@ -116,7 +116,7 @@ def _set(spark: SparkSession, settings: Mapping[str, str | None]) -> None:
 
 
 def data_frame(spark: SparkSession, rows: pa.Table, schema: pa.Schema) -> DataFrame:
-    """Rows as a DataFrame with these columns, whose bytes the driver's JVM holds as they are, not as objects.
+    """Rows as a DataFrame with these columns; the driver's JVM has them as Arrow, not as objects.
 
     The JVM sends those of a task in one message, of at most ``spark.rpc.message.maxSize``. Spark
     knows the size of few rows, which it can broadcast in a join.
