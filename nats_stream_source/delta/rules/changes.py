@@ -55,19 +55,28 @@ def recorded_changes(events: pa.Table, layout: Layout, state: Reader) -> RowChan
     return RowChanges(counted, replaced[which], np.empty(0, np.int64), events[:0])
 
 
-def require_valid(events: pa.Table, layout: Layout, count: int | None = None) -> None:
-    """Raise ConfigurationError for events that cannot be ordered or applied.
+def invalid_events(events: pa.Table, layout: Layout, order: Sequence[str]) -> np.ndarray:
+    """Whether each event cannot be ordered or applied.
 
     A key or a part of the sequence is null, or the operation of an entry is null or unknown.
 
     Args:
-        count: how many invalid events the batch has, if these are a part of it.
+        order: the columns with the sequence.
     """
-    invalid = has_null(events, layout.identified)
+    invalid = has_null(events, list(dict.fromkeys((*layout.keys, *order))))
     if layout.entries:
         known = pc.is_in(events["operation"], pa.array(OPERATIONS, pa.string()))  # false for a null
         invalid |= ~np.asarray(known.to_numpy(), bool)
-    at = np.flatnonzero(invalid)
+    return invalid
+
+
+def require_valid(events: pa.Table, layout: Layout, count: int | None = None) -> None:
+    """Raise ConfigurationError if there are invalid events.
+
+    Args:
+        count: how many invalid events the batch has, if these are a part of it.
+    """
+    at = np.flatnonzero(invalid_events(events, layout, layout.order))
     if not len(at):
         return
     count = count or len(at)

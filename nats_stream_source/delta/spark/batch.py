@@ -23,9 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from itertools import pairwise
-from operator import or_
 from typing import Any
 
 import numpy as np
@@ -38,7 +36,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import LongType, StructField, StructType
 
 from nats_stream_source.delta.conflicts import first_line
-from nats_stream_source.delta.rules.changes import require_valid
+from nats_stream_source.delta.rules.changes import invalid_events, require_valid
 from nats_stream_source.delta.rules.events import (
     PUT,
     ChangeRules,
@@ -59,7 +57,6 @@ from nats_stream_source.delta.rules.rows import DecidingEvents
 from nats_stream_source.delta.schema import OWN_PREFIX, validate_names
 from nats_stream_source.delta.spark.columns import arrow_schema, nullable, quote
 from nats_stream_source.errors import ConfigurationError
-from nats_stream_source.wire.headers import OPERATIONS
 
 # Up to here the rows of a batch reach the driver faster than the executors start to reduce them.
 _FEW_ROWS = 10_000
@@ -76,11 +73,11 @@ _GROUP_BYTES = 64 << 20  # an executor holds twice as much
 _MANY_PARTITIONS = 32  # assumed of a query's first batch
 
 # Columns that user tables do not have. The first row of each group has the rows that were read for
-# it, or _EXCEEDED, and its bytes.
-_READ, _BYTES = OWN_PREFIX + "read", OWN_PREFIX + "bytes"
+# it, or _EXCEEDED, its bytes, and how many of its events are invalid.
+_READ, _BYTES, _INVALID = (OWN_PREFIX + name for name in ("read", "bytes", "invalid"))
 _SLOT = OWN_PREFIX + "slot"  # of the key, by its hash
 _SLOTS = 4096
-_OWN = (_READ, _BYTES, _SLOT)
+_OWN = (_READ, _BYTES, _INVALID, _SLOT)
 _EXCEEDED = -1
 
 _Work = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -219,32 +216,31 @@ class Collector:
                 yield rows
                 return
         if not self.large:
-            reduced = self._reduced(frame, shape.layout)
+            reduced = self._reduced(frame, shape)
             if reduced is not None:
                 yield reduced
                 return
         yield from self._parts(frame, shape)
 
-    def _reduced(self, frame: DataFrame, layout: Layout) -> pa.Table | None:
+    def _reduced(self, frame: DataFrame, shape: EventShape) -> pa.Table | None:
         """All events that decide; None if they exceed the bound."""
         partitions = self.partitions
         if not partitions:
             shuffled = frame.sparkSession.conf.get("spark.sql.shuffle.partitions", None)
             partitions = max(_MANY_PARTITIONS, int(shuffled or 0))
         share = MAX_ROWS // partitions, ONCE_BYTES // partitions
-        collected = _reducing(frame, layout, share).toArrow()
+        collected = _reducing(frame, shape, share).toArrow()
         read = collected[_READ]
         if pc.any(pc.equal(read, _EXCEEDED)).as_py():
             return None
         self.partitions = max(1, len(read) - read.null_count)
-        rows = collected.drop_columns([_READ, _BYTES])
+        rows = collected.drop_columns([_READ, _BYTES, _INVALID])
         self._learn(rows, pc.sum(read).as_py() or 0)
         return rows
 
     def _parts(self, frame: DataFrame, shape: EventShape) -> Iterator[pa.Table]:
         """The events that decide, of a batch of any size."""
-        layout, invalid = shape.layout, _is_invalid(frame.schema, shape)
-        reduced = _reducing(frame, layout, None)
+        layout, reduced = shape.layout, _reducing(frame, shape, None)
         keys = [
             # One value for equal keys: 0.0 in place of -0.0.
             F.col(quote(key)) + F.lit(0.0) if kind in ("float", "double") else F.col(quote(key))
@@ -262,13 +258,9 @@ class Collector:
                 F.coalesce(F.sum(_BYTES), F.lit(0)).alias("bytes"),
                 F.coalesce(F.sum(_READ), F.lit(0)).alias("read"),
                 F.count(_READ).alias("partitions"),
-                F.count_if(invalid).alias("invalid"),
+                F.coalesce(F.sum(_INVALID), F.lit(0)).alias("invalid"),
             ).first()
             assert measured is not None  # an aggregate without GROUP BY has one row
-            if measured.invalid:  # before a part is merged
-                rows = persisted.where(invalid).drop(*_OWN).limit(1).toArrow()
-                first = replace(shape, target=None).events(rows, "")
-                require_valid(first, layout, measured.invalid)
             count = max(1, -(-measured.rows // MAX_ROWS), -(-measured.bytes // MAX_BYTES))
             steps = -(-measured.bytes // (count * ONCE_BYTES)) or 1  # of a part
             edges = np.linspace(0, _SLOTS, min(count, _SLOTS) * steps + 1).astype(int).tolist()
@@ -276,6 +268,9 @@ class Collector:
                 persisted.where(F.col(_SLOT).between(start, end - 1)).drop(*_OWN)
                 for start, end in pairwise(edges)
             ]
+            for one in slices if measured.invalid else ():  # before a part is merged
+                events = replace(shape, target=None).events(one.toArrow(), "")
+                require_valid(events, layout, measured.invalid)
             self.large = len(slices) > 1
             self.partitions = max(1, measured.partitions)
             self.few = 0
@@ -305,37 +300,23 @@ class DataFrameSource:
         return self.collector.parts(self.frame, shape)
 
 
-def _is_invalid(columns: StructType, shape: EventShape) -> Column:
-    """The condition of the rows for whose events :func:`require_valid` raises."""
-    order = ORDER_COLUMNS if shape.computed else shape.layout.order
-    invalid = reduce(or_, _nulls(columns, [*shape.layout.keys, *order]))
-    if shape.layout.entries:
-        invalid |= F.col("operation").isNull() | ~F.col("operation").isin(*OPERATIONS)
-    return invalid
-
-
-def _nulls(columns: StructType, names: Sequence[str], prefix: str = "") -> Iterator[Column]:
-    for name in names:
-        yield F.col(prefix + quote(name)).isNull()
-        kind = columns[name].dataType
-        if isinstance(kind, StructType):
-            yield from _nulls(kind, kind.names, f"{prefix}{quote(name)}.")
-
-
-def _reducing(frame: DataFrame, layout: Layout, share: tuple[int, int] | None) -> DataFrame:
+def _reducing(frame: DataFrame, shape: EventShape, share: tuple[int, int] | None) -> DataFrame:
     """The events that decide, as each executor finds them, with the columns of a group's size.
 
     A partition stops after its share of rows and bytes, if there is one.
     """
     names = frame.columns
-    own = [StructField(_READ, LongType()), StructField(_BYTES, LongType())]
+    own = [StructField(name, LongType()) for name in (_READ, _BYTES, _INVALID)]
     output = StructType([*nullable(frame.schema).fields, *own])
     # `mapInArrow` resolves names as expressions: a dot is a field, a backquote an error.
     plain = frame.toDF(*(f"{OWN_PREFIX}{number}" for number in range(len(names))))
-    return plain.mapInArrow(_work(names, layout, share), output)
+    return plain.mapInArrow(_work(names, shape, share), output)
 
 
-def _work(names: list[str], layout: Layout, share: tuple[int, int] | None) -> _Work:
+def _work(names: list[str], shape: EventShape, share: tuple[int, int] | None) -> _Work:
+    layout = shape.layout
+    order = ORDER_COLUMNS if shape.computed else layout.order
+
     def reduce(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = size = 0
         named = (batch.rename_columns(names) for batch in batches)
@@ -343,7 +324,9 @@ def _work(names: list[str], layout: Layout, share: tuple[int, int] | None) -> _W
             rows, size = rows + group.num_rows, size + group.nbytes
             exceeded = share is not None and (rows > share[0] or size > share[1])
             group = group[:1] if exceeded else group
-            for name, value in ((_READ, _EXCEEDED if exceeded else read), (_BYTES, group.nbytes)):
+            invalid = int(invalid_events(group, layout, order).sum())
+            own = {_READ: _EXCEEDED if exceeded else read, _BYTES: group.nbytes, _INVALID: invalid}
+            for name, value in own.items():
                 column = pa.array([value, *([None] * (len(group) - 1))], pa.int64())
                 group = group.append_column(name, column)
             yield from group.to_batches()
