@@ -88,23 +88,20 @@ async def test_message_without_pub_ack(shared_server: NatsServer) -> None:
         assert sendings(proxy)[9] > 1
 
 
-async def test_pub_acks_duplicated(shared_server: NatsServer) -> None:
-    messages = Messages("TWICE", COUNT)
+@pytest.mark.parametrize(
+    ("numbers", "outcome"),
+    [(range(COUNT + 1), Twice()), (range(1, COUNT - 50, 7), After(40))],
+    ids=["twice", "reordered"],
+)
+async def test_pub_acks_repeated_or_reordered(
+    shared_server: NatsServer, numbers: range, outcome: Outcome
+) -> None:
+    messages = Messages(f"ORDER_{len(numbers)}", COUNT)
     create_stream(shared_server.url, messages.stream)
-    twice = PubAcks(range(COUNT + 1), Twice())
-    with Proxy(shared_server.port, twice) as proxy:
-        await publish_all(proxy.url, messages, max_in_flight=100)
-        assert twice.done == COUNT
-    assert messages.check(shared_server.url) == list(range(COUNT))
-
-
-async def test_pub_acks_reordered(shared_server: NatsServer) -> None:
-    messages = Messages("ORDER", COUNT)
-    create_stream(shared_server.url, messages.stream)
-    after = PubAcks(range(1, COUNT - 50, 7), After(40))
-    with Proxy(shared_server.port, after) as proxy:
+    others = PubAcks(numbers, outcome)
+    with Proxy(shared_server.port, others) as proxy:
         await publish_all(proxy.url, messages, max_in_flight=200)
-        assert after.done > 100
+        assert others.done > 100
     assert messages.check(shared_server.url) == list(range(COUNT))
 
 
