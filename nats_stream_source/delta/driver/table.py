@@ -105,7 +105,7 @@ class DriverTable:
         self._limit = limit
         self._enforced = enforced
         self._reported_bytes = 0
-        self._warned = False, False  # of a limit that is exceeded, and of one that is near
+        self._warned = 0  # 1: the limit was near, 2: it was exceeded
         self.snapshot: Snapshot | None = None
         self.upkeep = BackgroundUpkeep(storage)
 
@@ -179,8 +179,8 @@ class DriverTable:
                     f"could not change table {self._storage.name!r}: {reason}; restart the query: "
                     f"it then takes Spark"
                 )
-            if (exceeded, True) > self._warned:
-                self._warned = exceeded, True
+            if self._warned < (level := 1 + exceeded):
+                self._warned = level
                 _log.warning(
                     "the index of keys is near or beyond its limit",
                     table=self._storage.name,

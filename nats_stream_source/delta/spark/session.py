@@ -116,10 +116,11 @@ def _set(spark: SparkSession, settings: Mapping[str, str | None]) -> None:
 
 
 def data_frame(spark: SparkSession, rows: pa.Table, schema: pa.Schema) -> DataFrame:
-    """Rows as a DataFrame with these columns; the driver's JVM has them as Arrow, not as objects.
+    """Rows as a DataFrame with these columns.
 
-    The JVM sends those of a task in one message, of at most ``spark.rpc.message.maxSize``. Spark
-    knows the size of few rows, which it can broadcast in a join.
+    The driver's JVM holds up to 8 MiB as rows, whose size Spark knows when it joins them, and more
+    as Arrow, which takes less memory. It sends the rows of a task in one message, of at most
+    ``spark.rpc.message.maxSize``.
     """
     rows_of_task = len(rows) * _TASK_BYTES // max(1, rows.nbytes)
     settings = {

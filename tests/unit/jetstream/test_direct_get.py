@@ -29,7 +29,7 @@ MESSAGE = StoredMessage("s", 5, "2026-11-21T05:04:14Z", b"", b"")
 
 
 class Reader(SingleMessageReader):
-    """The leader responds after the second Direct Get was sent, which fails or has no response."""
+    """The leader responds while the second Direct Get waits, fails, or has no response."""
 
     def __init__(
         self, first: DirectGetReply, second: NatsSourceError | None, leader: NatsSourceError | None
