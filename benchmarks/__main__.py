@@ -78,7 +78,7 @@ def render(known: dict[str, Any]) -> None:
     """Write tables and plots of all ``known`` figures into the page."""
     from benchmarks.support.plots import plot
 
-    page = PAGE.read_text() if PAGE.exists() else "# Performance\n"
+    page = PAGE.read_text()
     for name in SECTIONS:
         if name in known:
             plots = plot(name, known[name], PAGE.parent / _PLOTS)
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="run less than a minute, save nothing")
     parser.add_argument("--only", action="append", choices=list(FULL), help="repeatable")
     options = parser.parse_args(arguments)
-    known = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
+    known = json.loads(FIGURES.read_text())
     chosen = QUICK if options.quick else FULL
     for name in (one for one in chosen if one in (options.only or chosen)):
         print(f"\n{SECTIONS[name][0]}", flush=True)

@@ -30,7 +30,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from benchmarks.support.bucket_data import SIZE, entries, fill_bucket
-from benchmarks.support.delta_merge import ENGINES, SIZES, measure_merge
+from benchmarks.support.delta_merge import ENGINES, MERGING, SIZES, measure_merge
 from benchmarks.support.follower import (
     DEADLINE,
     Visible,
@@ -41,27 +41,19 @@ from benchmarks.support.follower import (
 )
 from benchmarks.support.machine import in_process
 from benchmarks.support.spark_session import spark_session
-from nats_stream_source.delta import configure, merge_changes
+from nats_stream_source.delta import merge_changes
 from nats_stream_source.delta.spark.follow import ASYNC_PROGRESS
 from nats_stream_source.embedded import NatsServer
 
-WAYS: dict[str, dict[str, Any]] = {
-    "foreachBatch": {},
-    **ENGINES,
-    "history": {"engine": "driver", "stored_as_scd_type": 2},
-}
-"""Arguments of ``merge_changes``, by name; the first one does not merge."""
-
-_FAST = ("foreachBatch", "driver")
+_FAST = ("foreachBatch", "driver")  # the first one does not merge
 CASES = (
     *(f"{way}:{keys}:1000" for keys in (4_000, 100_000) for way in ("foreachBatch", *ENGINES)),
     *(f"{way}:{keys}:1000" for keys in (1_000_000, 10_000_000) for way in _FAST),
     *(f"{way}:{keys}:20000" for keys in (4_000, 1_000_000) for way in _FAST),
-    "history:4000:1000",
     *(f"follow:{keys}:1000" for keys in (4_000, 100_000, 1_000_000, 10_000_000)),
     "follow:100000:20000",
 )
-"""An engine that rewrites files does not keep up with a large table."""
+"""Spark's MERGE does not keep up with a large table."""
 
 MAX_ROWS = 50_000  # of a micro-batch
 _READ = (4_000, 100_000, 1_000_000)  # keys of followed tables whose readers are measured
@@ -91,7 +83,7 @@ def measure(
         options = {"servers": server.url, "bucket": "bench", "includeHistory": "true"}
         source = spark.readStream.format("nats_kv").options(**options)
         frame = source.option("maxRowsPerTrigger", MAX_ROWS).load()
-        follow = take if way == "foreachBatch" else merge_changes(table, **WAYS[way])
+        follow = take if way == "foreachBatch" else merge_changes(table, engine=way)
         writer = frame.writeStream.foreachBatch(follow).options(**settings)
         query = writer.option("checkpointLocation", f"{scratch}/checkpoint").start()
         try:
@@ -144,17 +136,12 @@ def measured(spark: SparkSession, way: str, rate: int, keys: int, seconds: float
     return measure_follower(rate, keys, seconds, spark if read else None)
 
 
-def merging_session(builder: SparkSession.Builder) -> SparkSession.Builder:
-    """The settings of a session whose queries merge, on a small machine."""
-    return configure(builder, delta=True, small_machine=True)
-
-
 def run(
     case: Sequence[str] = CASES, seconds: float = 20.0, size: Sequence[int] = SIZES
 ) -> dict[str, Any]:
     """The figures of all cases, and of the merges into tables of all sizes."""
     cases = [one.split(":") for one in case]
-    with spark_session(configure=merging_session) as s:
+    with spark_session(configure=MERGING) as s:
         # The first micro-batches of a session are slow.
         for way in dict.fromkeys(way for way, _, _ in cases if way != "follow"):
             measure(s, way, 500, 1_000, 4)

@@ -81,13 +81,11 @@ def measure_topic(
     return summary(rate, taken / 1e6, reports)
 
 
-def run(
-    rate: Sequence[int] = RATES, seconds: float = 20.0, no_kafka: bool = False
-) -> dict[str, Any]:
+def run(rate: Sequence[int] = RATES, seconds: float = 20.0) -> dict[str, Any]:
     """Both sessions, in each of them all sources in turns, at each rate."""
     results = []
     with ExitStack() as stack:
-        jars, broker = start_kafka(stack) if not no_kafka else ([], None)
+        jars, broker = start_kafka(stack)
         for way, (session, settings) in SESSIONS.items():
             with spark_session(jars, configure=session) as spark:
                 # The first micro-batches of a session are slow.
@@ -98,13 +96,7 @@ def run(
                         found[KAFKA] = measure_topic(spark, broker, settings, puts, seconds)
                     found[TABLE] = freshness(spark, "driver", puts, KEYS, seconds, settings)
                     ratio = found[NATS]["p50"] / found[KAFKA]["p50"] if broker else None
-                    results += [
-                        {
-                            **one,
-                            "way": way,
-                            "source": source,
-                            "ratio": ratio if source == NATS else None,
-                        }
-                        for source, one in found.items()
-                    ]
+                    for source, one in found.items():
+                        own = ratio if source == NATS else None
+                        results.append({**one, "way": way, "source": source, "ratio": own})
     return {"latency": results}

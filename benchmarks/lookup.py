@@ -93,7 +93,6 @@ def run(
     rows: Sequence[int] = (BATCH, 100_000, 1_000_000),
     batches: int = 30,
     rounds: int = 3,
-    no_spark: bool = False,
 ) -> dict[str, Any]:
     """All figures, on a server that is started for them."""
     with NatsServer() as server:
@@ -106,8 +105,6 @@ def run(
             )
             for size in keys
         ]
-        if no_spark:
-            return {"tasks": tasks, "spark": []}
         with spark_session(configure=configure) as session:
             runs = [
                 spark_run(session, server, f"b{size}", size, count, rounds)

@@ -139,10 +139,7 @@ async def _callback(url: str, rows: int) -> float:
     return rate
 
 
-def run(
-    size: Sequence[int] = SIZES, rows: int = 500_000, rounds: int = 7, no_headers: bool = False
-) -> dict[str, Any]:
+def run(size: Sequence[int] = SIZES, rows: int = 500_000, rounds: int = 7) -> dict[str, Any]:
     """The figures of all sizes."""
-    kinds = [False] if no_headers else [False, True]
-    results = [measure(one, headers, rounds, rows) for one in size for headers in kinds]
-    return {"reader": results}
+    kinds = [(one, headers) for one in size for headers in (False, True)]
+    return {"reader": [measure(*kind, rounds, rows) for kind in kinds]}

@@ -86,8 +86,8 @@ def run_query(spark: SparkSession, source: Source, sink: str, rows: int) -> Run:
         return {"seconds": seconds, "cpu": cpu}
 
 
-def measure(rows: int, rounds: int, size: int, *, kafka: bool) -> dict[str, Any]:
-    """Fill a server, and a broker with ``kafka``, and let the sources take turns on them."""
+def measure(rows: int, rounds: int, size: int) -> dict[str, Any]:
+    """Fill a server and a broker, and let the sources take turns on them."""
     with ExitStack() as stack:
         server = stack.enter_context(server_for_slow_clients())
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
@@ -96,7 +96,7 @@ def measure(rows: int, rounds: int, size: int, *, kafka: bool) -> dict[str, Any]
         fill_bucket(server.port, "bench", entries(rows, keys, size), history=64)
         options = {"servers": server.url, "bucket": "bench", "includeHistory": "true"}
         sources = [Source("nats_kv", "nats_kv", options, server.pid)]
-        jars, broker = start_kafka(stack) if kafka else ([], None)
+        jars, broker = start_kafka(stack)
         with spark_session(jars) as spark:
             if broker is not None:
                 write_parquet(scratch / "entries.parquet", entries(rows, keys, size))
@@ -135,13 +135,10 @@ def run(
     rows: Sequence[int] = (1_000_000,),
     size: Sequence[int] = (SIZE,),
     rounds: int = 5,
-    no_kafka: bool = False,
 ) -> dict[str, Any]:
     """The figures of all numbers of rows and sizes."""
     outcomes = [
-        measure(
-            count, rounds if count <= _MANY else min(rounds, 2), bytes_of_value, kafka=not no_kafka
-        )
+        measure(count, rounds if count <= _MANY else min(rounds, 2), bytes_of_value)
         for count in rows
         for bytes_of_value in (size if count <= _MANY else size[:1])
     ]

@@ -30,7 +30,6 @@ import pyarrow as pa
 from benchmarks.support import raw_connection, spark_write
 from benchmarks.support.bucket_data import create_bucket, purge
 from benchmarks.support.machine import Run, Stopwatch
-from benchmarks.support.report import WRITERS
 from nats_stream_source.connection.connection import Connection, ConnectionSettings
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream.api import JetStream
@@ -40,7 +39,7 @@ from nats_stream_source.jetstream.publish.batch_publisher import BatchPublisher,
 from nats_stream_source.spark.writing.rows import KvRowEncoder, MessageIds
 
 SIZES = (16, 128, 1024, 16384)
-WAYS = BARE, BATCH, SINK = WRITERS
+WAYS = BARE, BATCH, SINK = ("bare socket", "BatchPublisher", "sink")
 _KEYS = 10_000
 _BATCH_ROWS = 10_000  # as Spark's record batches
 _MAX_BYTES = 160 << 20
@@ -156,7 +155,6 @@ def run(
     rounds: int = 5,
     plain: bool = False,
     no_spark: bool = False,
-    no_kafka: bool = False,
 ) -> dict[str, Any]:
     """The figures of all sizes, and of the sinks of Spark."""
     results = [
@@ -166,5 +164,5 @@ def run(
     ]
     if no_spark:
         return {"writing": results}
-    sinks = spark_write.measure(5 * rows, rounds, kafka=not no_kafka)
+    sinks = spark_write.measure(5 * rows, rounds)
     return {"writing": results, "spark": sinks}

@@ -10,7 +10,6 @@ import itertools
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -33,22 +32,18 @@ def create_bucket(port: int, bucket: str, *, history: int) -> str:
     """Create a bucket as in ADR-8; returns the time of its creation."""
     with RawConnection(port) as connection:
         response = connection.request(
-            f"$JS.API.STREAM.CREATE.KV_{bucket}", bucket_config(bucket, history)
+            f"$JS.API.STREAM.CREATE.KV_{bucket}",
+            {
+                "name": f"KV_{bucket}",
+                "subjects": [f"$KV.{bucket}.>"],
+                "max_msgs_per_subject": history,
+                "discard": "new",
+                "allow_rollup_hdrs": True,
+                "allow_direct": True,
+                "deny_delete": True,
+            },
         )
     return str(response["created"])
-
-
-def bucket_config(bucket: str, history: int) -> dict[str, Any]:
-    """The stream of a bucket."""
-    return {
-        "name": f"KV_{bucket}",
-        "subjects": [f"$KV.{bucket}.>"],
-        "max_msgs_per_subject": history,
-        "discard": "new",
-        "allow_rollup_hdrs": True,
-        "allow_direct": True,
-        "deny_delete": True,
-    }
 
 
 def fill_bucket(port: int, bucket: str, pairs: Iterator[tuple[str, bytes]], *, history: int) -> int:

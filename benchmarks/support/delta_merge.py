@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping
 from datetime import datetime, timezone
 from functools import partial
 from typing import Any
@@ -16,20 +15,15 @@ from deltalake import WriterProperties, write_deltalake
 
 from benchmarks.support.machine import in_process
 from benchmarks.support.spark_session import spark_session
-from nats_stream_source.delta import Upkeep, configure, merge_changes
+from nats_stream_source.delta import Engine, Upkeep, configure, merge_changes
 from nats_stream_source.delta.driver.engine import DriverEngine
 from nats_stream_source.delta.driver.storage import TableStorage
 from nats_stream_source.delta.rules.events import EventBatch, EventShape, EventTable
 from nats_stream_source.delta.rules.layout import Layout
 
 SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
-ENGINES: dict[str, dict[str, Any]] = {
-    "driver": {"engine": "driver"},
-    "driver-without-vectors": {"engine": "driver", "deletion_vectors": False},
-    "spark": {"engine": "spark"},
-}
-"""Arguments of ``merge`` and ``merge_changes``, by name."""
-
+ENGINES: tuple[Engine, ...] = ("driver", "spark")
+MERGING = partial(configure, delta=True, small_machine=True)  # the session of queries that merge
 BATCH = 5_000  # rows of a merge
 ROUNDS = 5
 _SPARK_ROUNDS = 2  # after one that is not counted
@@ -59,9 +53,9 @@ def rows(numbers: np.ndarray, revision: int) -> pa.Table:
     )
 
 
-def driver_engine(path: str, *, vectors: bool = True) -> DriverEngine:
-    """The engine of a query without Spark."""
-    return DriverEngine(TableStorage(path, path), vectors)
+def driver_engine(path: str) -> DriverEngine:
+    """The engine of a query without Spark, with deletion vectors."""
+    return DriverEngine(TableStorage(path, path), True)
 
 
 def merge_rows(engine: DriverEngine, batch: pa.Table, upkeep: Upkeep) -> None:
@@ -71,11 +65,10 @@ def merge_rows(engine: DriverEngine, batch: pa.Table, upkeep: Upkeep) -> None:
     engine.merge(EventBatch(shape, EventTable(batch)), upkeep)
 
 
-def create(path: str, keys: int, arguments: Mapping[str, Any] = ENGINES["driver"]) -> None:
-    """Create a table of so many keys; ``arguments`` are those of its engine."""
-    if arguments["engine"] != "spark":
-        vectors = arguments.get("deletion_vectors", True)
-        merge_rows(driver_engine(path, vectors=vectors), rows(np.arange(0), 1), Upkeep())
+def create(path: str, keys: int, engine: Engine = "driver") -> None:
+    """Create a table of so many keys for an engine."""
+    if engine == "driver":
+        merge_rows(driver_engine(path), rows(np.arange(0), 1), Upkeep())
     parts = (
         batch
         for start in range(0, keys, _CHUNK)
@@ -86,16 +79,16 @@ def create(path: str, keys: int, arguments: Mapping[str, Any] = ENGINES["driver"
     write_deltalake(path, source, mode="append", writer_properties=properties)
 
 
-def measure_merge(engine: str, keys: int) -> dict[str, Any]:
+def measure_merge(engine: Engine, keys: int) -> dict[str, Any]:
     """Seconds of a merge of BATCH rows with random keys."""
     seconds = []
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         path = f"{scratch}/table"
         # In another process: it needs more memory than a merge.
-        in_process(create, path, keys, ENGINES[engine])
+        in_process(create, path, keys, engine)
         chance = np.random.default_rng(2)
-        with spark_session(configure=partial(configure, delta=True, small_machine=True)) as s:
-            merge = merge_changes(path, **ENGINES[engine])
+        with spark_session(configure=MERGING) as s:
+            merge = merge_changes(path, engine=engine)
             for turn in range(_SPARK_ROUNDS + 1 if engine == "spark" else ROUNDS):
                 numbers = chance.choice(keys, BATCH, replace=False)
                 batch = s.createDataFrame(rows(numbers, (turn + 1) * keys)).persist()

@@ -18,7 +18,6 @@ from typing import Any
 import duckdb
 import numpy as np
 import polars
-import psutil
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from pyspark.sql import SparkSession
@@ -173,11 +172,9 @@ def measure_follower(
             idle = cpu_seconds(process.pid)
             time.sleep(_IDLE)
             idle = cpu_seconds(process.pid) - idle
-            peak = psutil.Process(process.pid).memory_info().rss
-            status = Path(f"/proc/{process.pid}/status")
-            if status.exists():  # Linux
-                (line,) = (one for one in status.read_text().splitlines() if "VmHWM" in one)
-                peak = int(line.split()[1]) << 10
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            (line,) = (one for one in status.splitlines() if "VmHWM" in one)
+            peak = int(line.split()[1]) << 10
         taken = latencies(np.load(times), first, visible)
         p50, p99 = np.percentile(taken[count // 4 :], [50, 99])
         scanned: dict[str, Any] = {}

@@ -91,7 +91,7 @@ def _resolve(coordinates: tuple[tuple[str, str, str], ...], scope: str) -> list[
         if done.returncode or not listed.exists():
             raise KafkaUnavailableError(
                 "could not download Kafka's jars from Maven Central: connect this machine to it, "
-                "set IVY_SETTINGS to an ivy settings file, or skip Kafka (--no-kafka)\n"
+                "or set IVY_SETTINGS to an ivy settings file\n"
                 + (done.stdout + done.stderr)[-2000:]
             )
         return [Path(one) for one in listed.read_text().strip().split(os.pathsep)]

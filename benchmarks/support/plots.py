@@ -16,8 +16,7 @@ from matplotlib.ticker import NullFormatter
 from benchmarks.support.report import Figures
 
 INK, GRID = "#334155", "#e2e8f0"
-OURS, OTHER, THIRD, FOURTH = "#2b6cb0", "#a0aec0", "#dd6b20", "#2f9e6e"
-FIFTH = "#805ad5"
+OURS, OTHER, THIRD, FOURTH = "#2b6cb0", "#a0aec0", "#dd6b20", "#805ad5"
 _DARK = {INK: "#cbd5e1", GRID: "#3b4656", OURS: "#63a4e8", OTHER: "#7b8798", THIRD: "#f0954a"}
 """What a colour is on a dark page."""
 
@@ -122,10 +121,8 @@ def _table_size(axes: Axes, figures: Figures) -> None:
 
 
 _ENGINES = {
-    "follow": ("this package, without Spark", FIFTH),
+    "follow": ("this package, without Spark", FOURTH),
     "driver": ("this package, deletion vectors", OURS),
-    "driver-without-vectors": ("this package, files written again", FOURTH),
-    "history": ("this package, a history", OURS),
     "spark": ("Spark's MERGE", THIRD),
     "foreachBatch": ("read only, without a table", OTHER),
 }
@@ -161,8 +158,7 @@ def _by_keys(axes: Axes, series: Mapping[str, list[tuple[int, float]]]) -> None:
 def _writing(axes: Axes, figures: Figures) -> None:
     rates: dict[str, list[float]] = {}
     for one in figures["spark"]:
-        if one["sink"] != "noop":
-            rates.setdefault(one["sink"], []).append(one["rate"])
+        rates.setdefault(one["sink"], []).append(one["rate"])
     tasks = sorted({one["tasks"] for one in figures["spark"]})
     _bars(axes, [f"{count} task{'s' * (count > 1)}" for count in tasks], rates)
 

@@ -158,14 +158,16 @@ def _followed(
         "| {keys:,} | {rate:,} | **{p50:,.0f} / {p99:,.0f} ms** | {spark} | {caught_up:.1f} s "
         "| {memory:,} MiB | {cpu:.0%} | {idle:.1%} | {commits:,} |",
     )
+    read = [one for one in results if "rest" in one["readers"]]
+    if not read:
+        return [work]
     rows = []
-    for one in results:
-        for name in one["readers"].get("rest", ()):
-            states = (one["readers"][state][name] for state in ("written", "rest", "one"))
-            cells = [f"{value:,.0f} ms" for value in states]
-            rows.append([f"{one['keys']:,}, {one['readers']['files']} files", name, *cells])
-    head = ["keys, files", "a scan with opening by", "while written", "at rest", "in one file"]
-    return [work, *([table(head, rows)] if rows else [])]
+    for one in read:
+        states = [one["readers"][state] for state in ("written", "rest", "one")]
+        cells = (" / ".join(f"{state[name]:,.0f}" for state in states) for name in states[1])
+        rows.append([f"{one['keys']:,}", f"{one['readers']['files']}", *cells])
+    names = (f"{name}, ms" for name in read[0]["readers"]["rest"])
+    return [work, table(["keys", "files", *names], rows)]
 
 
 def _commits(figures: Figures) -> str:
@@ -182,10 +184,6 @@ def _commits(figures: Figures) -> str:
         "| **{written:.1f}** / **{whole:.1f}** | {files:,} (most {most_files:,}) "
         "| {opened:,.0f} ms | {built:.1f} s, {index:.0f} B | {memory:,} MiB |",
     )
-
-
-WRITERS = ("bare socket", "BatchPublisher", "sink")
-"""The clients of ``benchmarks.writing``; the first is the baseline."""
 
 
 def _writing(figures: Figures) -> str:
@@ -225,10 +223,8 @@ def _several(figures: Figures) -> str:
         "| {requests:,} |",
     )
     head, rule, *lines = plans.splitlines()
-    ratios = f"First read, {buckets} ÷ one: without Spark **{figures['ratio']:.2f}**"
-    if "spark_ratio" in figures:
-        ratios += f", query in Spark **{figures['spark_ratio']:.2f}**"
-    return "\n".join((head, rule, idle, *lines, "", f"{ratios}."))
+    ratio = f"First read without Spark, {buckets} ÷ one: **{figures['ratio']:.2f}**."
+    return "\n".join((head, rule, idle, *lines, "", ratio))
 
 
 def _lookup(figures: Figures) -> str:
@@ -242,7 +238,7 @@ def _lookup(figures: Figures) -> str:
         "| keys of the bucket | rows | `lookup` | join | join ÷ `lookup` |",
         "| {keys:,} | {rows:,} | {lookup:.2f} s | {join:.2f} s | **{times:.1f}** |",
     )
-    return f"{tasks}\n\n{runs}" if figures["spark"] else tasks
+    return f"{tasks}\n\n{runs}"
 
 
 SECTIONS: Mapping[str, tuple[str, Callable[[Figures], str]]] = {
@@ -267,10 +263,8 @@ def block(name: str, figures: Figures, plots: Sequence[str] = ()) -> str:
 
 
 def replace_block(page: str, name: str, content: str) -> str:
-    """``page`` with the block ``name`` replaced, or appended under a heading."""
+    """``page`` with the block ``name`` replaced."""
     begin, end = f"<!-- bench: {name} -->", "<!-- /bench -->"
     new = f"{begin}\n{content}{end}"
     found = re.compile(re.escape(begin) + r".*?" + re.escape(end), re.DOTALL)
-    if found.search(page):
-        return found.sub(lambda _: new, page, count=1)
-    return f"{page.rstrip()}\n\n## {SECTIONS[name][0]}\n\n{new}\n"
+    return found.sub(lambda _: new, page, count=1)

@@ -31,14 +31,13 @@ _DEADLINE = 30.0  # seconds for the JVM to end
 @contextmanager
 def spark_session(
     jars: Sequence[Path] = (),
-    cores: str = "*",
     configure: Callable[[SparkSession.Builder], SparkSession.Builder] = lambda builder: builder,
 ) -> Iterator[SparkSession]:
     """A session with ``jars`` on its class path; ``configure`` adds other settings."""
     # By default Spark starts workers with the python3 on the PATH, which lacks the packages.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as scratch:
-        builder = SparkSession.builder.appName("benchmarks").master(f"local[{cores}]")
+        builder = SparkSession.builder.appName("benchmarks").master("local[*]")
         builder = builder.config("spark.sql.warehouse.dir", f"{scratch}/warehouse")
         for name, value in _SETTINGS.items():
             builder = builder.config(name, value)

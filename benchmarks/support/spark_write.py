@@ -1,10 +1,9 @@
 """Part of ``benchmarks.writing``: ``df.write`` into a bucket and through Spark's own Kafka sink.
 
 The rows are in a Parquet file. One task, or one per core, reads them and writes them with
-``df.write.format("nats_kv")``, ``format("kafka")`` (``acks=all``, Spark's default) or into the
-no-op sink, which is the time to read them. The sinks alternate in one session, after one run of
-each that is not counted. The time is that of ``save()``; the CPU time is that of server, Python
-workers and JVM.
+``df.write.format("nats_kv")`` or ``format("kafka")`` (``acks=all``, Spark's default). The sinks
+alternate in one session, after one run of each that is not counted. The time is that of ``save()``;
+the CPU time is that of server, Python workers and JVM.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from benchmarks.support.machine import cores, timed
 from benchmarks.support.spark_session import spark_session
 from nats_stream_source.embedded import NatsServer
 
-NATS, KAFKA, NOOP = "nats_kv", "kafka", "noop"
+NATS, KAFKA = "nats_kv", "kafka"
 _KEYS = 10_000
 
 
-def measure(rows: int, rounds: int, *, kafka: bool) -> list[dict[str, Any]]:
+def measure(rows: int, rounds: int) -> list[dict[str, Any]]:
     """Write ``rows`` rows of 128 bytes with each sink, ``rounds`` times in turns."""
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         server = stack.enter_context(NatsServer())
-        jars, broker = start_kafka(stack) if kafka else ([], None)
+        jars, broker = start_kafka(stack)
         write_parquet(scratch / "entries.parquet", entries(rows, _KEYS, SIZE))
         create_bucket(server.port, "bench", history=64)
         with spark_session(jars) as spark:
@@ -66,10 +65,7 @@ def _alternate(
     broker: KafkaBroker | None,
 ) -> list[dict[str, Any]]:
     roles = {server.pid: NATS} | ({broker.pid: KAFKA} if broker else {})
-    sinks: dict[str, Mapping[str, str]] = {
-        NOOP: {},
-        NATS: {"servers": server.url, "bucket": "bench"},
-    }
+    sinks: dict[str, Mapping[str, str]] = {NATS: {"servers": server.url, "bucket": "bench"}}
     if broker is not None:
         sinks[KAFKA] = {"kafka.bootstrap.servers": broker.servers, "topic": f"bench{tasks}"}
         create_topic(spark, broker, f"bench{tasks}", tasks)
@@ -77,8 +73,7 @@ def _alternate(
     cpu: dict[str, list[dict[str, float]]] = {}
     for turn in range(rounds + 1):
         for sink, options in sinks.items():
-            mode = "overwrite" if sink == NOOP else "append"
-            writer = table.write.format(sink).options(**options).mode(mode)
+            writer = table.write.format(sink).options(**options).mode("append")
             taken, spent_by_role = timed(roles, writer.save)
             if sink == NATS:
                 purge(server.port, min(rows, 64 * _KEYS))

@@ -12,7 +12,7 @@ import pytest
 from benchmarks import __main__ as everything
 from benchmarks import commits, lookup, planner, reader, several, writing
 from benchmarks.support import follower, raw_connection, report
-from benchmarks.support.bucket_data import entries
+from benchmarks.support.bucket_data import entries, fill_bucket
 from nats_stream_source.embedded import NatsServer
 
 DOCS = everything.PAGE.parent
@@ -69,10 +69,10 @@ def test_planner_plans_every_case(nats_server: NatsServer, monkeypatch: pytest.M
     assert all(one["limit"] is None or one["rows"] <= one["limit"] for one in plans)
 
 
-def test_lookup() -> None:
-    figures = lookup.run([20_000], [], 1, 1, no_spark=True)
-    (task,) = figures["tasks"]
-    assert (task["keys"], task["rows"], figures["spark"]) == (20_000, lookup.BATCH, [])
+def test_lookup(nats_server: NatsServer) -> None:
+    fill_bucket(nats_server.port, "bench", entries(20_000, 20_000), history=1)
+    task = lookup.task_run(nats_server, "bench", 20_000, 1)
+    assert (task["keys"], task["rows"]) == (20_000, lookup.BATCH)
     assert min(task["rate"], task["own_cpu"]) > 0
 
 
@@ -83,7 +83,7 @@ def test_several_buckets_are_planned_and_read() -> None:
 
 
 def test_commits() -> None:
-    one = commits.measure("2000:100:30")
+    (one,) = commits.run(["2000:100:30"])["commits"]
     assert (one["keys"], one["rows"], one["commits"]) == (2000, 100, 30)
     assert one["data"] > 0.5
     assert one["files"] <= one["most_files"]
