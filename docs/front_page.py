@@ -1,8 +1,6 @@
-"""The generated parts of ``index.md``: the program and the promises of the README, and the figures.
+"""The figures of the last benchmarks for ``README.md``, ``index.md``, ``internals/performance.md``.
 
-The page ``internals/performance.md`` has the figures too.
-
-``make docs`` writes them, so that the front page repeats the README and the last benchmarks.
+``index.md`` also has the program of the README, and ``overview.svg`` the latency.
 """
 
 from __future__ import annotations
@@ -44,12 +42,6 @@ def program() -> str:
     return block
 
 
-def promises() -> str:
-    """The README's promises, with links from ``docs/``."""
-    (text,) = re.findall(r"^## What it promises\n\n(.*?)^## ", README.read_text(), re.DOTALL | re.M)
-    return re.sub(r"\]\(docs/", "](", text).rstrip() + "\n"
-
-
 def figure_table(*, all_rows: bool) -> str:
     """The figures that decide whether the package fits, each beside its alternatives.
 
@@ -57,20 +49,25 @@ def figure_table(*, all_rows: bool) -> str:
         all_rows: also those that only the page about performance has.
     """
     known = figures()
-    rows = [
-        [
-            f"{_FRESH}, without Spark",
-            _followed(known["freshness"]),
-            f"by a query of Spark in the same run: {_followed(known['freshness'], 'driver')}",
-        ],
-        _latency(known["latency"], "nats_kv to table", _FRESH),
-        *(_merged(known["freshness"], keys) for keys in (100_000, 1_000_000, 10_000_000)),
-        _read(known["reader"]),
-        *_in_spark(known["spark"]),
+    fresh = [
+        f"{_FRESH}, without Spark",
+        _followed(known["freshness"]),
+        f"by a query of Spark in the same run: {_followed(known['freshness'], 'driver')}",
     ]
+    merged = [_merged(known["freshness"], keys) for keys in (100_000, 1_000_000, 10_000_000)]
+    read, (queried, cpu) = _read(known["reader"]), _in_spark(known["spark"])
+    rows = [fresh, merged[-1], read, queried]
     if all_rows:
-        rows[2:2] = [_latency(known["latency"], "nats_kv", _TO_BATCH)]
-        rows += [_written(known["writing"]), *_planned(known["several"])]
+        latencies = (("nats_kv to table", _FRESH), ("nats_kv", _TO_BATCH))
+        rows = [fresh, *(_latency(known["latency"], *one) for one in latencies)]
+        rows += [
+            *merged,
+            read,
+            queried,
+            cpu,
+            _written(known["writing"]),
+            *_planned(known["several"]),
+        ]
     head = ["", "this package", "beside it"]
     machine = environment(known["spark"])
     return (

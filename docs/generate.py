@@ -16,7 +16,6 @@ from docs.front_page import (
     README,
     figure_table,
     program,
-    promises,
     readme_lines,
     with_latency,
 )
@@ -172,11 +171,7 @@ def documents() -> dict[Path, str]:
         )
     }
     index = (DOCS / "index.md").read_text()
-    for name, part in (
-        ("program", program()),
-        ("figures", figure_table(all_rows=False)),
-        ("promises", promises()),
-    ):
+    for name, part in (("program", program()), ("figures", figure_table(all_rows=False))):
         index = replace_section(index, name, part)
     return {
         **reference,

@@ -128,15 +128,14 @@ KV: tuple[Option, ...] = (
     Option(
         "startTime",
         converters.start_time,
-        "The query starts with the first revision at or after this time. RFC 3339 with a time "
-        "zone. Excludes `startSequence`. With several buckets also a JSON object, as for "
-        "`startSequence`.",
+        "The query starts with the first revision at or after this time. Excludes `startSequence`. "
+        "With several buckets also a JSON object, as for `startSequence`.",
     ),
     Option(
         "minLastRevision",
         converters.integer,
-        "Wait up to `requestTimeout` for this revision before the first read (ADR-53), for example "
-        "for that of the program's own last write. Default: no wait.",
+        "Wait up to `requestTimeout` for this revision before the first read (ADR-53), as for that "
+        "of the program's own last write. Default: no wait.",
     ),
     Option(
         "asOfSequence",
@@ -147,8 +146,8 @@ KV: tuple[Option, ...] = (
     Option(
         "asOfTime",
         converters.timestamp,
-        "Read the bucket as it was at this time. RFC 3339 with a time zone; limited by the "
-        "bucket's history. Excludes `asOfSequence`.",
+        "Read the bucket as it was at this time. Limited by the bucket's history. Excludes "
+        "`asOfSequence`.",
         only=Mode.BATCH,
     ),
     *COMMON,
@@ -349,9 +348,8 @@ STREAM: tuple[Option, ...] = (
     Option(
         "startTime",
         converters.start_time,
-        "The query starts with the first message at or after this time. RFC 3339 with a time zone. "
-        "Excludes `startSequence`. With several streams also a JSON object, as for "
-        "`startSequence`.",
+        "The query starts with the first message at or after this time. Excludes `startSequence`. "
+        "With several streams also a JSON object, as for `startSequence`.",
     ),
     Option(
         "endSequence",
@@ -363,7 +361,7 @@ STREAM: tuple[Option, ...] = (
         "endTime",
         converters.timestamp,
         "The query ends before the first message at or after this time, so that ranges of time "
-        "adjoin. RFC 3339 with a time zone. Excludes `endSequence`.",
+        "adjoin. Excludes `endSequence`.",
         only=Mode.BATCH,
     ),
     Option(
@@ -375,8 +373,8 @@ STREAM: tuple[Option, ...] = (
     Option(
         "minLastSequence",
         converters.integer,
-        "Wait up to `requestTimeout` for this sequence before the first read (ADR-53), for example "
-        "for that of the program's own last publish. Default: no wait.",
+        "Wait up to `requestTimeout` for this sequence before the first read (ADR-53), as for that "
+        "of the program's own last publish. Default: no wait.",
     ),
     *COMMON,
 )

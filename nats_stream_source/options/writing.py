@@ -43,45 +43,43 @@ _CREATION: tuple[Option, ...] = (
     Option(
         "replicas",
         converters.integer_to(5),
-        "Replicas of a bucket or stream that is created. {default}; at most 5.",
+        "Replicas of a created bucket or stream.  {default}; at most 5.",
         default=1,
     ),
     Option(
         "storage",
         converters.one_of("file", "memory"),
-        "Storage of a bucket or stream that is created. {default}.",
+        "Storage of a created bucket or stream.  {default}.",
         default="file",
     ),
     Option(
         "maxBytes",
         converters.byte_size,
-        "Size of a bucket or stream that is created, in bytes or with `k`, `m` or `g`; an account "
-        "can require it. A full bucket refuses rows, a full stream removes its oldest messages. "
-        "Default: no limit.",
+        "Size of a created bucket or stream; `k`, `m` and `g` are suffixes. An account can require "
+        "it. A full bucket refuses rows, a full stream removes its oldest messages. Default: no "
+        "limit.",
     ),
     Option(
         "compression",
         converters.one_of("none", "s2"),
-        "Compression of the files of a bucket or stream that is created. {default}; requires "
-        "server 2.10.",
+        "Compression of the files of a created bucket or stream. {default}.",
         default="none",
     ),
     Option(
         "placementCluster",
         converters.string,
-        "Cluster of a bucket or stream that is created. Default: the connection's.",
+        "Cluster of a created bucket or stream.  Default: the connection's.",
     ),
     Option(
         "placementTags",
         converters.string_list,
-        "Tags that each server of a bucket or stream that is created has. Default: none.",
+        "Tags that each server of a created bucket or stream has.  Default: none.",
         default=(),
     ),
     Option(
         "metadata",
         converters.metadata,
-        'Metadata of a bucket or stream that is created, as `{"owner": "fleet"}`. Default: none; '
-        "requires server 2.10.",
+        'Metadata of a created bucket or stream, as `{"owner": "fleet"}`. Default: none.',
         default={},
     ),
     Option(
@@ -104,9 +102,7 @@ _WRITING: tuple[Option, ...] = (
         "ifMissing",
         converters.one_of("error", "create"),
         "What to do if the bucket or stream does not exist. {default}; `create` creates it with "
-        "the options `replicas`, `storage`, `maxBytes`, `compression`, `placementCluster`, "
-        "`placementTags`, `metadata`, `ttl` and `duplicateWindow`, a bucket also with `history` "
-        "and `limitMarkerTtl`, a stream with `subjects`.",
+        "the options that name a created bucket or stream.",
         default="error",
     ),
     *_CREATION,
@@ -160,7 +156,7 @@ KV_WRITE: tuple[Option, ...] = (
     Option(
         "history",
         converters.integer_to(MAX_HISTORY),
-        "Revisions per key of a bucket that is created. {default}; at most 64.",
+        "Revisions per key of a created bucket.  {default}; at most 64.",
         default=1,
     ),
     Option(
@@ -183,7 +179,7 @@ STREAM_WRITE: tuple[Option, ...] = (
     Option(
         "subjects",
         converters.string_list.named("list of subject filters"),
-        "Subjects of a stream that is created. Default: the option `subject`.",
+        "Subjects of a created stream.  Default: the option `subject`.",
         default=(),
     ),
     Option(
@@ -191,7 +187,7 @@ STREAM_WRITE: tuple[Option, ...] = (
         converters.boolean,
         "Whether the server acknowledges many rows together (ADR-50), which is faster for rows of "
         "up to some hundred bytes. The stream must have `allow_batched`, which needs nats-server "
-        "2.14; a stream that is created has it. {default}.",
+        "2.14; a created stream has it. {default}.",
         default=False,
     ),
     *_WRITING,
