@@ -83,7 +83,7 @@ def readme_lines() -> str:
     spark = _followed(known["freshness"], "driver").strip("*")
     merged, read = _merged(known["freshness"], 10_000_000), _in_spark(known["spark"])[0]
     return (
-        f"- {_FRESH}: {_followed(known['freshness'])} by the command, {spark} by Spark\n"
+        f"- {_FRESH}: {_followed(known['freshness'])} by the command `follow`, {spark} by Spark\n"
         f"- {merged[0]}: {merged[1]}; {merged[2]}\n"
         f"- {read[0].replace('such rows', 'rows of 128 bytes')}: {read[1]}; {read[2]}\n"
     )

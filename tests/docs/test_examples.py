@@ -43,7 +43,7 @@ def url(nats_server: NatsServer) -> str:
 
 def program(url: str, lake: Path) -> str:
     """The program for another server and directory, which ends when it has read all entries."""
-    changed = PROGRAM.replace(SERVER, url).replace('"/lake/', f'"{lake}/')
+    changed = PROGRAM.replace(SERVER, url).replace('"lake/', f'"{lake}/')
     lines = changed.replace(".awaitTermination()", "").splitlines()
     lines[-1] = f"query = {lines[-1]}"
     return "\n".join([*lines, "query.processAllAvailable()", "query.stop()", ""])
