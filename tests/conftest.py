@@ -14,7 +14,9 @@ from pyspark.sql import SparkSession
 from nats_stream_source.connection.connection import select_frame_scanner
 from nats_stream_source.embedded import NatsServer
 from tests.support.event_loop import LoopOfTest
+from tests.support.marks import mark_settings
 from tests.support.nats.buckets import api
+from tests.support.nats.cluster import Cluster
 from tests.support.spark.session import delta_session
 
 # Wall-clock time depends on the other processes of the machine, so it does not decide about a test.
@@ -87,6 +89,13 @@ def shared_server() -> Iterator[NatsServer]:
     """A server for all tests of a module, each with buckets of its own: see ``bucket_name``."""
     with NatsServer() as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A cluster for all tests of a module, with the settings of its ``cluster`` mark."""
+    with Cluster(**mark_settings(request.node, "cluster")) as cluster:
+        yield cluster
 
 
 @pytest.fixture(autouse=True)

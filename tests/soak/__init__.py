@@ -12,10 +12,11 @@ It consists of these processes:
   ``driver_without_spark.py`` runs all but ``copy`` without Spark, for more restarts in less time;
 - the *servers*: a cluster of three, or one (``servers.py``), each behind a proxy;
 - this process injects the faults of the *schedule*, which the seed determines. It also restarts the
-  driver (``supervisor.py``) and detects stalled queries (``stall_detector.py``).
+  driver (``supervisor.py``).
 
-At the end the faults stop, the servers recover and the queries read all messages. Consumers and
-connections that remain on the servers are leaks (``servers.py``). The *oracle*
+At the end the faults stop, the servers recover and the queries read all messages. A query without a
+micro-batch for long has stalled (``collect.py``). Consumers and connections that remain on the
+servers are leaks (``servers.py``). The *oracle*
 (``tests/support/oracle``) compares ledger, streams and sinks. ``make soak``, or
 ``python -m tests.soak --help``.
 """

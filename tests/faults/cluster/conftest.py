@@ -1,4 +1,4 @@
-"""The clusters of the cluster fault tests."""
+"""The cluster of a test that needs its own."""
 
 from __future__ import annotations
 
@@ -8,12 +8,6 @@ import pytest
 
 from tests.support.marks import mark_settings
 from tests.support.nats.cluster import Cluster
-
-
-@pytest.fixture(scope="module")
-def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    with Cluster(**mark_settings(request.node, "cluster")) as cluster:
-        yield cluster
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from tests.support.nats import buckets
 from tests.support.nats.streams import create_stream
 from tests.support.paths import ROOT
 from tests.support.prometheus import Samples, parsed, value
-from tests.support.query_driver.one_stream import moved
 from tests.support.spark.checkpoints import Checkpoint, ends
 
 SAMPLE = ROOT / "checkpoints_example" / "checkpoint"
@@ -211,7 +210,9 @@ def test_stream_recreated(live: Live) -> None:
 def test_stream_rolled_back(live: Live, committed: bool) -> None:
     """The checkpoint is ahead of a stream that was rolled back."""
     (end,) = live.ends(None)
-    live.checkpoint.plan(0, moved(end, stream_seq=25, initial_through=25))
+    ((stream, position),) = end.streams.items()
+    beyond = replace(position, stream_seq=25, initial_through=25)
+    live.checkpoint.plan(0, replace(end, streams={stream: beyond}))
     if committed:
         live.checkpoint.commit(0)
     assert "was rolled back" in live.source(status=1)["problem"]
