@@ -98,15 +98,15 @@ def error_table() -> str:
 
 def refusal_table() -> str:
     """The rows of :data:`nats_stream_source.delta.refused.REFUSED` as Markdown."""
-    lines = ["| in a | | refused by | reason | what to do |", "| --- | --- | --- | --- | --- |"]
+    names: dict[tuple[str, str, str, str], list[str]] = {}
     for row in REFUSED:
         by = "each engine" if row.by == "both" else f"the {row.by}".replace("the spark", "Spark")
         reason = row.reason.format("…").replace("'…'", "…")
         name = "any other" if row.name == "*" else row.name.replace("|", "\\|")
         action = row.action.replace("engine='spark'", '`engine="spark"`')
-        cells = (row.kind, f"`{name}`", by, reason, action)
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        names.setdefault((row.kind, by, reason, action), []).append(f"`{name}`")
+    rows = ([kind, ", ".join(found), *rest] for (kind, *rest), found in names.items())
+    return table(["in a", "", "refused by", "reason", "what to do"], rows) + "\n"
 
 
 def public_names() -> str:
