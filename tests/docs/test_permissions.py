@@ -12,8 +12,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.datasource import DataSource
-from pyspark.sql.types import StructType
 
 from examples.demo import flights
 from examples.demo.writer import Writer, create_bucket
@@ -32,13 +30,14 @@ from nats_stream_source.options.writing import (
     kv_write_options,
     stream_write_options,
 )
-from nats_stream_source.spark.datasource import NatsKvDataSource, NatsStreamDataSource
 from nats_stream_source.spark.runner import close_cached_runners
 from nats_stream_source.spark.writing.task import write_task
 from tests.support.nats import buckets
 from tests.support.nats.streams import create_stream
 from tests.support.nats.topology import with_user
 from tests.support.paths import ROOT
+from tests.support.query_driver.batch import batch_reader, read_batch, tasks_of
+from tests.support.query_driver.driver import new_query
 
 DOCUMENT = (ROOT / "docs/security.md").read_text()
 BLOCKS = dict(re.findall(r"<!-- permissions: (\w+) -->\n```\n(.*?)```", DOCUMENT, re.DOTALL))
@@ -103,35 +102,19 @@ def options(server: NatsServer, user: str) -> dict[str, str]:
     }
 
 
-def source(server: NatsServer, user: str, **named: str) -> DataSource:
-    of_buckets = {"bucket", "buckets", "bucketPattern"} & named.keys()
-    data_source = NatsKvDataSource if of_buckets else NatsStreamDataSource
-    return data_source({**options(server, user), **named})
-
-
 def follow(server: NatsServer, user: str, **named: str) -> int:
     """How many rows a streaming query reads, from its first call to its last."""
-    named["maxRowsPerTrigger"] = str(LIMIT)
-    reader: Any = source(server, user, **named).streamReader(StructType())
-    rows = 0
-    try:
-        reader.prepareForTriggerAvailableNow()
-        at = reader.initialOffset()
-        while (end := reader.latestOffset(at, reader.getDefaultReadLimit())) != at:
-            for split in reader.partitions(at, end):
-                rows += sum(batch.num_rows for batch in reader.read(split))
-            at = end
-        return rows
-    finally:
-        reader.stop()
-        close_cached_runners()
+    given = options(server, user) | named
+    with new_query(given.pop("servers"), **given, maxRowsPerTrigger=LIMIT) as query:
+        query.prepare_available_now()
+        return len(query.read_new())
 
 
 def at_once(server: NatsServer, user: str, **named: str) -> int:
     """How many rows a batch reads."""
-    reader = source(server, user, **named).reader(StructType())
+    given = options(server, user) | named
     try:
-        return sum(batch.num_rows for split in reader.partitions() for batch in reader.read(split))
+        return len(read_batch(given.pop("servers"), **given))
     finally:
         close_cached_runners()
 
@@ -165,10 +148,10 @@ def test_subject_lookup_without_list_permission_fails(server: NatsServer) -> Non
 
 
 def test_consumers_have_prefix_of_option(server: NatsServer) -> None:
-    named = {"stream": "ORDERS", "consumerPrefix": "ours"}
-    reader = source(server, "nats_stream", **named).reader(StructType())
-    (split,) = reader.partitions()
-    rows = reader.read(split)
+    given = options(server, "nats_stream") | {"stream": "ORDERS", "consumerPrefix": "ours"}
+    reader = batch_reader(given.pop("servers"), **given)
+    (split,) = tasks_of(reader)
+    rows: Any = reader.read(split)
     try:
         next(rows)
         names = buckets.api(with_user(server.url, "admin"), "CONSUMER.NAMES.ORDERS")["consumers"]

@@ -25,7 +25,7 @@ from deltalake import DeltaTable
 from nats.aio.client import Client
 from nats.js.errors import NotFoundError
 
-from tests.integration.cli.command import COMMAND
+from tests.integration.cli.command import COMMAND, command
 from tests.support.cdc.events import Event, history, marked
 from tests.support.delta import rows_of
 from tests.support.nats import buckets
@@ -237,19 +237,8 @@ def follow_once(
     url: str, bucket: str, table: Path | str, *words: str, status: int = 0, **environment: str
 ) -> str:
     """Run the command to its end with ``--once``; its standard error."""
-    done = subprocess.run(
-        [*COMMAND, "follow", bucket, str(table), "--servers", url, "--once", *words],
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=DEADLINE,
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        start_new_session=True,
-    )
-    assert done.returncode == status, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.stderr
+    given = ["follow", bucket, str(table), "--servers", url, "--once", *words]
+    return command(*given, status=status, **environment)[1]
 
 
 # -- the log of a table ---------------------------------------------------------------------------

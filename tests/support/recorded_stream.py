@@ -190,8 +190,7 @@ class RecordedStream:
         return dict(info["state"])
 
     def consumers(self, url: str | None = None) -> list[str]:
-        answer = buckets.api(url or self.url, f"CONSUMER.NAMES.{self.stream}")
-        return list(answer.get("consumers") or [])
+        return buckets.consumers_of(url or self.url, self.stream)
 
     def delete_consumers(self) -> list[str]:
         """Delete all consumers; return their names."""

@@ -13,7 +13,7 @@ COMMAND = (sys.executable, "-m", "nats_stream_source")
 def command(*words: str, status: int = 0, **environment: str) -> tuple[str, str]:
     """Run the command; its standard output and standard error."""
     done = ran(*COMMAND, *words, status=status, **environment)
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
     return done.stdout, done.stderr
 
 

@@ -76,7 +76,11 @@ def bucket_state(url: str, name: str) -> dict[str, Any]:
 
 def consumers(url: str, name: str) -> list[str]:
     """The names of the consumers that the bucket's stream has now."""
-    return list(api(url, f"CONSUMER.NAMES.KV_{name}").get("consumers") or [])
+    return consumers_of(url, f"KV_{name}")
+
+
+def consumers_of(url: str, stream: str) -> list[str]:
+    return list(api(url, f"CONSUMER.NAMES.{stream}").get("consumers") or [])
 
 
 def put(url: str, name: str, key: str, value: bytes, headers: dict[str, str] | None = None) -> int:

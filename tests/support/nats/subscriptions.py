@@ -56,10 +56,6 @@ def fill(url: str, stream: str, count: int, size: int = 10, *, first: int = 0) -
     )
 
 
-def consumers_of(url: str, stream: str) -> list[str]:
-    return list(api(url, f"CONSUMER.NAMES.{stream}").get("consumers") or [])
-
-
 def consumer_info(url: str, stream: str, consumer: str) -> dict[str, Any]:
     return api(url, f"CONSUMER.INFO.{stream}.{consumer}")
 

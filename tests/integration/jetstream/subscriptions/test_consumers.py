@@ -32,10 +32,10 @@ from nats_stream_source.jetstream.subscriptions.subscribe import (
     subscribe_ordered,
     subscribe_pull,
 )
+from tests.support.nats.buckets import consumers_of
 from tests.support.nats.subscriptions import (
     connected,
     consumer_info,
-    consumers_of,
     fill,
     make_consumer,
     make_stream,

@@ -26,12 +26,11 @@ from nats_stream_source.jetstream.subscriptions.subscribe import (
     wait_for_consumer_replica,
 )
 from tests.support.nats.backup import back_up
-from tests.support.nats.buckets import api, with_client
+from tests.support.nats.buckets import api, consumers_of, with_client
 from tests.support.nats.cluster import Cluster
 from tests.support.nats.subscriptions import (
     connected,
     consumer_info,
-    consumers_of,
     fill,
     make_consumer,
     make_stream,

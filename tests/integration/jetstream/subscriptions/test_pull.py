@@ -22,11 +22,10 @@ from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.subscriptions.message import JsMessage
 from nats_stream_source.jetstream.subscriptions.pull import PullSubscription
 from nats_stream_source.jetstream.subscriptions.subscribe import ConsumerConfig, subscribe_pull
-from tests.support.nats.buckets import api, flushed
+from tests.support.nats.buckets import api, consumers_of, flushed
 from tests.support.nats.subscriptions import (
     connected,
     consumer_info,
-    consumers_of,
     fill,
     make_consumer,
     make_stream,

@@ -27,11 +27,10 @@ from nats_stream_source.jetstream.subscriptions.subscribe import (
     subscribe_ordered,
     subscribe_pull,
 )
-from tests.support.nats.buckets import api, flushed, publish
+from tests.support.nats.buckets import api, consumers_of, flushed, publish
 from tests.support.nats.subscriptions import (
     connected,
     consumer_info,
-    consumers_of,
     fill,
     make_consumer,
     make_stream,
