@@ -8,7 +8,6 @@ import logging
 import random
 import signal
 import sys
-from pathlib import Path
 
 from tests.soak.run import TOPOLOGIES, Settings, clean, run, summary
 
@@ -25,9 +24,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--plain", action="store_true", help="run without Spark, with more restarts"
     )
-    parser.add_argument("--only", action="append", choices=("servers", "between", "driver"))
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
-    parser.add_argument("--keep", action="store_true", help="keep the files of a passing run")
     options = parser.parse_args(arguments)
     # SIGTERM raises SystemExit, so that all started processes are stopped.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -39,7 +35,6 @@ def main(arguments: list[str] | None = None) -> int:
         topology=options.topology,
         rate=options.rate,
         spark=not options.plain,
-        only=tuple(options.only or ()),
     )
     try:
         outcome = run(settings, lambda line: print(line, flush=True))
@@ -49,11 +44,8 @@ def main(arguments: list[str] | None = None) -> int:
     result = summary(outcome)
     text = json.dumps(result, indent=2) + "\n"
     print(text)
-    if options.json:
-        options.json.write_text(text)
     if not result["anomalies"]:
-        if not options.keep:
-            clean(outcome)
+        clean(outcome)
         return 0
     print(f"anomalies found; files in {outcome.directory}")
     (outcome.directory / "result.json").write_text(text)

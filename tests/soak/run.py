@@ -41,7 +41,6 @@ class Settings:
     Attributes:
         topology: see :data:`TOPOLOGIES`.
         spark: whether queries run in Spark, or without it (``tests.soak.driver_without_spark``).
-        only: lanes of the schedule to run; all if empty.
     """
 
     seed: int
@@ -49,7 +48,6 @@ class Settings:
     topology: str = "cluster"
     rate: float = 300.0
     spark: bool = True
-    only: tuple[str, ...] = ()
 
 
 @dataclass
@@ -210,11 +208,7 @@ def _run(settings: Settings, directory: Path, log: Callable[[str], None]) -> Out
     started = time.monotonic()
     outcome = Outcome(settings, directory)
     seconds = settings.minutes * 60
-    planned = [
-        fault
-        for fault in schedule(settings.seed, seconds, settings.topology, spark=settings.spark)
-        if not settings.only or fault.lane in settings.only
-    ]
+    planned = schedule(settings.seed, seconds, settings.topology, spark=settings.spark)
     outcome.planned = planned
     log(f"seed {settings.seed}, {len(planned)} faults; files in {directory}")
     for fault in planned:
