@@ -223,6 +223,10 @@ def test_two_writers_merge_into_one_table_at_same_time(
     assert stored(path) == model.stored()
     for table in tables:
         table.merge(put("last", 10_000))
+        table.engine.wait()  # the commit can have started a compaction
+    for table in tables:
+        with table.state.lock:
+            table.state.refresh()
         table.verify_index()
 
 
