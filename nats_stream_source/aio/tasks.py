@@ -12,14 +12,14 @@
   connection that is half closed keeps its tasks and its socket. Cancellation is common where a
   program wraps the creation or the end of a subscription in ``asyncio.wait_for``.
 - :func:`cancel_and_wait` cancels tasks until they have ended.
-- :class:`TimedLock` is a lock whose acquisition has a timeout.
+- :class:`Pump` reads an async generator for callers that may be cancelled.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Generic, TypeVar
 
 from nats_stream_source.logs import field_logger
 
@@ -125,61 +125,44 @@ async def cancel_and_wait(tasks: set[asyncio.Task[Any]], seconds: float) -> None
                 task.exception()  # or asyncio logs an exception that was never retrieved
 
 
-class TimedLock:
-    """A fair lock whose acquisition has a timeout.
+class Pump(Generic[T]):
+    """Passes the items of an async generator to ``deliver``, for one or several waiting tasks.
 
-    Tasks acquire it in the order of their calls. It stays beside ``asyncio.Lock`` because of Python
-    3.10, which has no ``asyncio.timeout``. There ``asyncio.wait_for(lock.acquire(), 0)`` fails on a
-    free lock, and ``async-timeout`` drops a cancellation that arrives in the same iteration of the
-    event loop as the deadline (``test_cancellation_beside_deadline``).
+    Cancelling a generator while it runs ends it. So each item is awaited in a task of its own,
+    which outlasts a caller of :meth:`advance` that is cancelled or timed out.
     """
 
-    def __init__(self) -> None:
-        self._locked = False
-        self._waiters: list[asyncio.Future[bool]] = []
+    def __init__(self, source: AsyncGenerator[T, None], deliver: Callable[[T], None]) -> None:
+        self._source = source
+        self._deliver = deliver
+        self._task: asyncio.Task[None] | None = None
 
-    def locked(self) -> bool:
-        """Whether a task has the lock."""
-        return self._locked
+    async def advance(self, timeout: float | None = None) -> bool:
+        """Wait until the next item was delivered; False if that takes ``timeout`` seconds.
 
-    async def acquire(self, timeout: float | None) -> bool:
-        """Acquire the lock; the caller must call :meth:`release` afterwards.
-
-        Args:
-            timeout: seconds; None waits without a limit.
-
-        Returns:
-            False if the lock was not acquired within ``timeout``.
+        Raises:
+            StopAsyncIteration: the generator has ended, or :meth:`close` was called.
+            Exception: that of the generator, in this call and all later ones.
         """
-        if not self._locked:
-            self._locked = True
-            return True
-        loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[bool] = loop.create_future()
-        timer = None if timeout is None else loop.call_later(timeout, _expire, waiter)
-        self._waiters.append(waiter)
-        try:
-            return await waiter
-        except asyncio.CancelledError:
-            if not waiter.cancelled() and waiter.result():
-                self.release()  # it was acquired in the same iteration as the cancellation
-            raise
-        finally:
-            if timer is not None:
-                timer.cancel()
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
+        if (task := self._task) is None:
+            task = self._task = asyncio.create_task(self._next())
+            # Without this, asyncio logs "exception was never retrieved" after the last call.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.wait({task}, timeout=timeout)
+        if task.cancelled():
+            raise StopAsyncIteration
+        if task.done():
+            task.result()
+            if self._task is task:
+                self._task = None
+        return task.done()
 
-    def release(self) -> None:
-        """Pass the lock to the task that has waited longest."""
-        while self._waiters:
-            waiter = self._waiters.pop(0)
-            if not waiter.done():
-                waiter.set_result(True)
-                return
-        self._locked = False
+    async def _next(self) -> None:
+        self._deliver(await anext(self._source))
 
-
-def _expire(waiter: asyncio.Future[bool]) -> None:
-    if not waiter.done():
-        waiter.set_result(False)
+    async def close(self) -> None:
+        """End the generator, and the calls of :meth:`advance`."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._source.aclose()

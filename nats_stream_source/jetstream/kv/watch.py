@@ -28,7 +28,6 @@ too early.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -39,6 +38,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from nats_stream_source.aio.tasks import Pump
 from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.jetstream.api import missing_messages
 from nats_stream_source.jetstream.kv.bucket import ALL_KEYS, Bucket, stream_info_with_revision
@@ -135,7 +135,7 @@ class Watch:
     A cancelled read, as by ``asyncio.wait_for``, does not lose an entry: the next read resumes. So
     the watch must be closed, by ``async with`` or :meth:`close`, also after a cancelled read.
 
-    Any call may raise:
+    Any call may raise, and later calls raise it again:
         StreamNotFoundError, DataLossError: the bucket was deleted, re-created or rolled back.
         MinLastSequenceError: the delivering replica did not reach the leader's position at the
             start. ConsumerLostError, ConnectError, …: as :class:`OrderedReader`.
@@ -156,7 +156,7 @@ class Watch:
         self._sent_early: set[int] = set()  # sequences to skip when they are delivered
         self._batches: AsyncGenerator[Deliveries | None, None] | None = None
         self._queue: deque[Entry | None] = deque()
-        self._refill_task: asyncio.Future[Deliveries | None] | None = None
+        self._pump: Pump[Deliveries | None] | None = None
         self._initial_entries: list[Entry] = []
         self._include_reserved = any(key.startswith(RESERVED) for key in options.keys)
 
@@ -181,7 +181,9 @@ class Watch:
     async def __anext__(self) -> Entry | None:
         while True:
             while not self._queue:
-                await self._fill_queue()
+                if self._pump is None:
+                    self._pump = Pump(self.batches(), self._enqueue)
+                await self._pump.advance()
             stored = self._queue.popleft()
             if stored is None:
                 return None
@@ -251,36 +253,20 @@ class Watch:
         """
         if self._batches is not None:
             raise RuntimeError(f"could not read {self!r}: it is already being read; open another")
-        # A cancelled read ends this generator, see _fill_queue.
         self._batches = self._generate_batches()
         return self._batches
 
     async def close(self) -> None:
         """Close the watch and delete its consumer. A concurrent read ends the iteration."""
-        if (refill := self._refill_task) is not None:
-            refill.cancel()
-            await asyncio.gather(refill, return_exceptions=True)
-        if self._batches is not None:
+        if self._pump is not None:
+            await self._pump.close()
+        elif self._batches is not None:
             await self._batches.aclose()
         self._skipped.report()
 
     # -- frames ---------------------------------------------------------------------------------
 
-    async def _fill_queue(self) -> None:
-        # A separate task that survives a cancelled wait: cancelling a generator while it runs ends
-        # it, and the next read would report an end of data.
-        if (refill := self._refill_task) is None:
-            batches = self._batches or self.batches()
-            refill = self._refill_task = asyncio.ensure_future(batches.__anext__())
-            # Without this, asyncio logs "exception was never retrieved" after the last read.
-            refill.add_done_callback(lambda done: done.cancelled() or done.exception())
-        await asyncio.wait({refill})
-        if self._refill_task is not refill:
-            return  # another task received the batch
-        self._refill_task = None
-        if refill.cancelled():
-            raise StopAsyncIteration  # close() was called
-        frames = refill.result()
+    def _enqueue(self, frames: Deliveries | None) -> None:
         self._queue.extend([None] if frames is None else entries_from_frames(frames, self.bucket))
 
     async def _generate_batches(self) -> AsyncGenerator[Deliveries | None, None]:

@@ -318,6 +318,7 @@ class MessageBuffer:
         self._frames: Iterator[FrameFields] = iter(())
         self._queued = 0
         self._dropped = 0
+        self._idle_until = 0.0  # the loop's time up to which the idle seconds were counted
 
     def next_item(self) -> JsMessage | ConsumerStatus | None:
         """Return the next message or status; None if the buffer is empty.
@@ -366,7 +367,10 @@ class MessageBuffer:
         started = loop.time()
         if not await self._inbox.wait(timeout):
             await asyncio.sleep(_READ_GRACE)
-        self.idle_seconds += loop.time() - started
+        now = loop.time()
+        # Several tasks may wait at once.
+        self.idle_seconds += now - max(started, self._idle_until)
+        self._idle_until = now
 
     def wake(self) -> None:
         """Make :meth:`wait` return."""

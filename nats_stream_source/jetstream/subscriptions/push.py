@@ -32,7 +32,7 @@ from typing import TypeVar
 
 import nats.errors
 
-from nats_stream_source.aio.tasks import TimedLock, wait_cancellable
+from nats_stream_source.aio.tasks import wait_cancellable
 from nats_stream_source.errors import (
     ConnectError,
     ConsumerGapError,
@@ -140,7 +140,6 @@ class Subscription(BaseSubscription):
     ) -> None:
         super().__init__(consumer, on_error)
         self._buffer = buffer
-        self._lock = TimedLock()
         self._deferred: JsMessage | None = None
         self._reconnects = self._connection.reconnects
         self._failure: NatsSourceError | None = None
@@ -183,27 +182,16 @@ class Subscription(BaseSubscription):
     async def _next(self, timeout: float | None) -> JsMessage:
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
-        if not await self._lock.acquire(timeout):
-            raise self._timeout_error()
-        try:
-            while True:
-                try:
-                    if self._failure is not None:
-                        raise self._failure
-                    if (message := await self._next_item()) is not None:
-                        return message
-                    if not self._buffer.has_items:
-                        await self._wait_for_items(deadline)
-                except _RECOVERABLE_ERRORS as error:
-                    self._report_error(error)
-        finally:
-            self._lock.release()
-
-    def _timeout_error(self) -> NextTimeoutError:
-        return NextTimeoutError(
-            f"no message received from {self.info.label} in time; call again or increase 'timeout'",
-            settings=("timeout",),
-        )
+        while True:
+            try:
+                if self._failure is not None:
+                    raise self._failure
+                if (message := await self._next_item()) is not None:
+                    return message
+                if not self._buffer.has_items:
+                    await self._wait_for_items(deadline)
+            except _RECOVERABLE_ERRORS as error:
+                self._report_error(error)
 
     async def _next_item(self) -> JsMessage | None:
         """Return the next message; None if a status was handled or the buffer is empty."""
@@ -234,12 +222,14 @@ class Subscription(BaseSubscription):
     # -- statuses and gaps ----------------------------------------------------------------------
 
     async def _handle_status(self, status: ConsumerStatus) -> None:
+        last = status.last_consumer
+        # At once: another task may receive the next message meanwhile.
+        gap = None if last is None else self._gaps.heartbeat(last)
         if status.code != CONTROL:
             self._report_error(status_error(status, self.info.label))
         else:
             await self._flow_control.handle(status, self._buffer.last_received_at)
-        if status.last_consumer is not None:
-            self._verify_no_gap(self._gaps.heartbeat(status.last_consumer))
+        self._verify_no_gap(gap)
 
     def _verify_no_gap(self, gap: Gap | None) -> None:
         # Other members of a queue group may have received the missing messages.
@@ -266,7 +256,11 @@ class Subscription(BaseSubscription):
             buffer.idle_seconds = 0.0
             await self._handle_idle_timeout(interval)
         if deadline is not None and asyncio.get_running_loop().time() >= deadline:
-            raise self._timeout_error()
+            raise NextTimeoutError(
+                f"no message received from {self.info.label} in time; call again or increase "
+                f"'timeout'",
+                settings=("timeout",),
+            )
 
     async def _verify_connection(self) -> None:
         if self._connection.client.is_closed:

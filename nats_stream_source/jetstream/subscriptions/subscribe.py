@@ -32,7 +32,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 
-from nats_stream_source.aio.tasks import TimedLock, run_to_completion, wait_cancellable
+from nats_stream_source.aio.tasks import Pump, run_to_completion, wait_cancellable
 from nats_stream_source.errors import (
     ConsumerLostError,
     MinLastSequenceError,
@@ -151,11 +151,8 @@ class OrderedSubscription:
     def __init__(self, jetstream: JetStream, request: RangeRequest) -> None:
         self.reader = OrderedReader(SharedConnection(jetstream.connection), request)
         self._connection = jetstream.connection
-        self._batches = self.reader.batches()
         self._received: Iterator[FrameFields] = iter(())
-        self._lock = TimedLock()
-        self._read_task: asyncio.Future[Deliveries] | None = None
-        self._failure: Exception | None = None
+        self._batches = Pump(self.reader.batches(), self._receive)
         self._closed = False
 
     def __repr__(self) -> str:
@@ -170,52 +167,26 @@ class OrderedSubscription:
             SubscriptionClosedError: the subscription was closed.
             ConsumerLostError, DataLossError, MinLastSequenceError, ConnectError: see the module.
         """
-        # Unless other tasks wait for a message.
-        if not self._lock.locked() and (message := self._next_received()) is not None:
-            return message
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
-        if not await self._lock.acquire(timeout):
-            raise self._timeout_error()
-        try:
-            while (message := self._next_received()) is None:
-                remaining = None if deadline is None else deadline - loop.time()
-                self._received = (await self._read_batch(remaining)).fields()
-            return message
-        finally:
-            self._lock.release()
-
-    def _next_received(self) -> JsMessage | None:
-        # The reader has verified the reply's numbers, so its metadata can be parsed later.
-        frame = next(self._received, None)
-        return None if frame is None else message_of(self._connection, frame, acks=False)
-
-    async def _read_batch(self, timeout: float | None) -> Deliveries:
-        # A separate task that survives a cancelled or timed-out wait: cancelling a generator while
-        # it runs ends it, and that would end the subscription.
-        if self._failure is not None:
-            raise self._failure
-        if self._read_task is None and not self._closed:
-            self._read_task = asyncio.ensure_future(anext(self._batches))
-        if (task := self._read_task) is not None:
-            await asyncio.wait({task}, timeout=timeout)
-            if not task.done():
-                raise self._timeout_error()
-            self._read_task = None
+        while (frame := next(self._received, None)) is None:
+            remaining = None if deadline is None else deadline - loop.time()
             try:
-                return task.result()
-            except (asyncio.CancelledError, StopAsyncIteration):
-                pass  # unsubscribe was called in another task
-            except Exception as error:
-                self._failure = error  # later calls raise it again: it is not an end of data
-                raise
-        raise SubscriptionClosedError(f"could not read from {self!r}: it was unsubscribed")
+                arrived = await self._batches.advance(remaining)
+            except StopAsyncIteration:
+                raise SubscriptionClosedError(
+                    f"could not read from {self!r}: it was unsubscribed"
+                ) from None
+            if not arrived:
+                raise NextTimeoutError(
+                    f"no message received from {self!r} in time; call again or increase 'timeout'",
+                    settings=("timeout",),
+                )
+        # The reader has verified the reply's numbers, so its metadata can be parsed later.
+        return message_of(self._connection, frame, acks=False)
 
-    def _timeout_error(self) -> NextTimeoutError:
-        return NextTimeoutError(
-            f"no message received from {self!r} in time; call again or increase 'timeout'",
-            settings=("timeout",),
-        )
+    def _receive(self, batch: Deliveries) -> None:
+        self._received = batch.fields()
 
     def __aiter__(self) -> OrderedSubscription:
         return self
@@ -231,14 +202,7 @@ class OrderedSubscription:
         if self._closed:
             return
         self._closed = True
-        await run_to_completion(self._close_reader())
-
-    async def _close_reader(self) -> None:
-        task = self._read_task
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        await self._batches.aclose()
+        await run_to_completion(self._batches.close())
 
     async def __aenter__(self) -> OrderedSubscription:
         return self

@@ -1,14 +1,14 @@
-"""Locks with a timeout, waiting with a deadline, and work that outlasts the cancelled caller."""
+"""Generators of several readers, deadlines, and work that outlasts the cancelled caller."""
 
 from __future__ import annotations
 
 import asyncio
-import time
+from collections.abc import AsyncGenerator
 
 import pytest
 
 from nats_stream_source.aio.tasks import (
-    TimedLock,
+    Pump,
     cancel_and_wait,
     run_to_completion,
     wait_cancellable,
@@ -20,69 +20,55 @@ async def turns(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
-async def test_turns_go_round_in_order() -> None:
-    lock, order = TimedLock(), list[int]()
+class Numbers:
+    """A pump of 0, 1, 2, each after :meth:`go`, and a failure after them."""
 
-    async def one(number: int) -> None:
-        for _ in range(2):
-            assert await lock.acquire(None)
-            order.append(number)
-            await asyncio.sleep(0)
-            lock.release()
+    def __init__(self) -> None:
+        self.found: list[int] = []
+        self._go = asyncio.Event()
+        self.pump = Pump(self._numbers(), self.found.append)
 
-    await asyncio.gather(*(one(number) for number in range(3)))
-    assert order == [0, 1, 2, 0, 1, 2]
-    assert not lock.locked()
+    async def _numbers(self) -> AsyncGenerator[int, None]:
+        for number in range(3):
+            await self._go.wait()
+            self._go.clear()
+            yield number
+        raise ValueError("no")
 
-
-async def test_waiter_timed_out_leaves_nothing() -> None:
-    lock = TimedLock()
-    assert await lock.acquire(0)
-    assert not await lock.acquire(0)
-    assert not await lock.acquire(0.01)
-    lock.release()
-    assert await lock.acquire(0)
+    def go(self) -> None:
+        self._go.set()
 
 
-@pytest.mark.parametrize("released_first", [False, True])
-async def test_waiter_cancelled_does_not_keep_turn(released_first: bool) -> None:
-    lock = TimedLock()
-    await lock.acquire(None)
-    cancelled = asyncio.create_task(lock.acquire(None))
-    next_waiter = asyncio.create_task(lock.acquire(None))
+async def test_pump_item_outlasts_callers() -> None:
+    numbers = Numbers()
+    assert not await numbers.pump.advance(0.01)
+    cancelled = asyncio.create_task(numbers.pump.advance())
     await turns()
-    if released_first:
-        lock.release()
     cancelled.cancel()
     await asyncio.wait({cancelled})
-    assert cancelled.cancelled()
-    if not released_first:
-        lock.release()
-    assert await asyncio.wait_for(next_waiter, 60)
-    lock.release()
-    assert await lock.acquire(0)
+    numbers.go()
+    assert await asyncio.gather(*(numbers.pump.advance() for _ in range(2))) == [True, True]
+    assert numbers.found == [0]
 
 
-@pytest.mark.parametrize("iterations", range(5))
-async def test_cancellation_beside_deadline(iterations: int) -> None:
-    """The cancellation arrives in the iterations of the event loop around the deadline."""
-    lock = TimedLock()
-    assert await lock.acquire(None)
-    went_on = False
+async def test_pump_failure_is_that_of_later_calls() -> None:
+    numbers = Numbers()
+    for _ in range(3):
+        numbers.go()
+        assert await numbers.pump.advance()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no"):
+            await numbers.pump.advance()
 
-    async def caller() -> None:
-        nonlocal went_on
-        assert not await lock.acquire(0.005)
-        went_on = True
 
-    task = asyncio.create_task(caller())
-    await asyncio.sleep(0)
-    time.sleep(0.02)  # noqa: ASYNC251 - the event loop stands until after the deadline
-    await turns(iterations)
-    in_time = not task.done()
-    task.cancel()
-    await asyncio.wait({task})
-    assert went_on is not in_time
+async def test_pump_closed_ends_waiting_calls() -> None:
+    numbers = Numbers()
+    waiting = asyncio.create_task(numbers.pump.advance())
+    await turns()
+    await numbers.pump.close()
+    for ended in (waiting, numbers.pump.advance()):
+        with pytest.raises(StopAsyncIteration):
+            await ended
 
 
 async def test_work_is_finished_though_its_caller_is_cancelled() -> None:

@@ -175,12 +175,13 @@ async def test_callers_waiting_have_own_deadlines(
     stream = make_stream(url)
 
     async with await kind(jetstream, stream=stream) as subscription:
-        waiting = asyncio.create_task(subscription.next())
+        waiting = [asyncio.create_task(subscription.next()) for _ in range(3)]
         await asyncio.sleep(0)
         with pytest.raises(NextTimeoutError):
             await asyncio.wait_for(subscription.next(0.05), 60)
-        await asyncio.to_thread(fill, url, stream, 1)
-        assert (await waiting).metadata.stream_seq == 1
+        await asyncio.to_thread(fill, url, stream, 3)
+        received = await asyncio.gather(*waiting)
+        assert sorted(message.metadata.stream_seq for message in received) == [1, 2, 3]
 
 
 async def test_slow_caller_error_names_dropped_count(url: str, jetstream: JetStream) -> None:
