@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nats_stream_source.errors import ProtocolError
-from nats_stream_source.wire.arrow_slices import bytes_at, in_order, slices
+from nats_stream_source.wire.arrow_slices import bytes_at, slices
 from nats_stream_source.wire.framing import scanner
 from nats_stream_source.wire.framing.frames import Frames, Some
 from nats_stream_source.wire.headers import MARKER_STARTS, marker_candidates, operations
@@ -30,7 +30,6 @@ def subjects(frames: Frames, *, after: str = "", replace: bool = False) -> pa.Ar
         ProtocolError: a subject is not UTF-8, without ``replace``.
         ValueError: a subject does not start with ``after``.
     """
-    frames = in_order(frames)
     raw = slices(
         frames.buffer, frames.subject_begin, frames.subject_end, pa.binary(), after.encode()
     )
@@ -81,7 +80,6 @@ def _is_ascii(values: pa.BinaryArray) -> bool:
 
 def payloads(frames: Frames) -> pa.Array:
     """Return the payloads, without header blocks: ``pa.binary()``."""
-    frames = in_order(frames)
     return slices(frames.buffer, frames.payload_begin, frames.payload_end, pa.binary())
 
 
@@ -107,5 +105,4 @@ def entry_operations(frames: Frames) -> pa.Array | None:
 
 def header_blocks(frames: Frames) -> pa.Array:
     """Return the header blocks (``wire/headers.py``): ``pa.binary()``, ``b""`` for MSG."""
-    frames = in_order(frames)
     return slices(frames.buffer, frames.header_begin, frames.payload_begin, pa.binary())

@@ -21,7 +21,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from nats_stream_source.errors import ProtocolError
-from nats_stream_source.wire.arrow_slices import in_order, slices
+from nats_stream_source.wire.arrow_slices import slices
 from nats_stream_source.wire.consumer.messages import ACK_PREFIX, V1_TOKENS, V2_TOKENS, AckReply
 from nats_stream_source.wire.framing.frames import Framer, Frames, Row, read_only
 from nats_stream_source.wire.table import ACK, Field, Table
@@ -110,17 +110,17 @@ def _are_parsed(frames: Frames) -> bool:
 
 
 def _replies(frames: Frames) -> pa.Array:
-    frames = in_order(frames)
     return slices(frames.buffer, frames.reply_begin, frames.reply_end, pa.binary())
 
 
 def _split(frames: Frames) -> Table:
     import pyarrow.compute as pc
 
-    split = pc.split_pattern(_replies(frames), ".")
+    replies = _replies(frames)
+    split = pc.split_pattern(replies, ".")
     count = split.value_lengths().to_numpy()
     good = (count == V1_TOKENS) | (count >= V2_TOKENS)
-    if not (good & is_delivery(frames)).all():
+    if not good.all() or pc.starts_with(replies, ACK_PREFIX).false_count:
         raise _error(frames)
     first = split.offsets.to_numpy()[:-1] + np.where(count == V1_TOKENS, 4, 6)
     tokens = split.values.take(pa.array((first + np.arange(_NUMBERS)[:, None]).ravel()))

@@ -146,11 +146,10 @@ def test_subject_not_utf8() -> None:
 def test_too_much_for_one_array() -> None:
     frames = frames_of(*(msg(b"a", bytes(1000)) for _ in range(5)))
     with mock.patch.object(arrow_slices, "_MAX_BYTES", 2100):
-        # Whole frames count, not the buffer that they lie in.
         assert len(payloads(frames.select(slice(3, 5)))) == 2
         with pytest.raises(
             OverflowError,
-            match="5 frames have 5080 bytes, expected at most 2100; build columns of fewer frames",
+            match="5 slices have 5000 bytes, expected at most 2100; build columns of fewer frames",
         ):
             payloads(frames)
 
