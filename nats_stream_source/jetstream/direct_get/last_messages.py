@@ -38,7 +38,6 @@ from nats_stream_source.jetstream.api import JetStream, as_deliveries
 from nats_stream_source.jetstream.direct_get.readers import MAX_BYTES, PageLimits, PageReader
 from nats_stream_source.jetstream.direct_get.request import (
     MAX_SUBJECTS,
-    DirectGetReply,
     first_message_at,
     stored_messages,
     too_many_subjects_error,
@@ -48,7 +47,7 @@ from nats_stream_source.jetstream.subjects import covers, overlap
 from nats_stream_source.wire.columns import entry_operations, payloads
 from nats_stream_source.wire.columns import subjects as subjects_of
 from nats_stream_source.wire.consumer.deliveries import Deliveries
-from nats_stream_source.wire.direct_get.replies import EOB, NOT_FOUND
+from nats_stream_source.wire.direct_get.replies import EOB, NOT_FOUND, DirectGetResponse
 
 _MAX_MESSAGE_GETS = 64  # concurrent, for many subjects
 _MAX_PARTS = 4  # concurrent multi-subject requests
@@ -116,7 +115,7 @@ class LastMessagesReader(PageReader):
     def _is_first_of_present(self) -> bool:
         return not self._is_past and not self._position
 
-    async def _request_page(self) -> DirectGetReply | None:
+    async def _request_page(self) -> DirectGetResponse | None:
         needs_boundary = self._info.replicated and not self._is_first_of_present
         while True:
             if needs_boundary and self._boundary is None:
@@ -134,7 +133,7 @@ class LastMessagesReader(PageReader):
                 return reply
             needs_boundary = True
 
-    async def _request_subjects(self) -> DirectGetReply | None:
+    async def _request_subjects(self) -> DirectGetResponse | None:
         subjects = self._subjects
         if self._boundary is not None and not self._is_requested(self._boundary):
             subjects = (*subjects, self._boundary)
@@ -148,7 +147,7 @@ class LastMessagesReader(PageReader):
             body["seq"] = self._position + 1
         return await self._send(body, subjects)
 
-    def _counts(self, reply: DirectGetReply) -> bool:
+    def _counts(self, reply: DirectGetResponse) -> bool:
         status, page = reply.status, reply.page
         if status is None or status.code != EOB or not page:
             return False
@@ -158,7 +157,7 @@ class LastMessagesReader(PageReader):
             return (status.up_to_seq or 0) >= self._info.last_seq
         return not self._info.replicated or bool((page.stream_seq == self._end).any())
 
-    def _take(self, reply: DirectGetReply) -> Deliveries:
+    def _take(self, reply: DirectGetResponse) -> Deliveries:
         page = self._unseen(reply.page)
         if self._is_first_of_present:
             assert reply.status is not None
@@ -182,7 +181,7 @@ class LastMessagesReader(PageReader):
         self._seen.update(names)
         return page
 
-    async def _goes_on(self, reply: DirectGetReply) -> bool:
+    async def _goes_on(self, reply: DirectGetResponse) -> bool:
         if not reply.num_pending:
             self._position = self._end
         return True

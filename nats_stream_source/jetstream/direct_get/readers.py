@@ -53,7 +53,6 @@ from nats_stream_source.errors import (
 from nats_stream_source.jetstream.api import JetStream, StoredMessage
 from nats_stream_source.jetstream.direct_get.request import (
     ATTEMPTS,
-    DirectGetReply,
     first_message_at,
     raise_for_status,
     send_batch_request,
@@ -70,7 +69,7 @@ from nats_stream_source.jetstream.stream_identity import KnownStream, verify_unc
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.logs import field_logger
 from nats_stream_source.wire.consumer.deliveries import Deliveries
-from nats_stream_source.wire.direct_get.replies import EOB, NOT_FOUND
+from nats_stream_source.wire.direct_get.replies import EOB, NOT_FOUND, DirectGetResponse
 
 log = field_logger(__name__)
 
@@ -140,7 +139,7 @@ class SingleMessageReader:
         )
 
     def _sufficient_message(
-        self, request: SingleRequest, reply: DirectGetReply | None
+        self, request: SingleRequest, reply: DirectGetResponse | None
     ) -> StoredMessage | None:
         if reply is None or not reply.page:
             return None
@@ -181,7 +180,7 @@ class SingleMessageReader:
         return bool(info.config.get("allow_direct"))
 
     async def _first_response(
-        self, request: SingleRequest, reply: DirectGetReply | None
+        self, request: SingleRequest, reply: DirectGetResponse | None
     ) -> StoredMessage | None:
         """The message of the leader, None if it has none, or a sufficient Direct Get message.
 
@@ -228,7 +227,7 @@ class SingleMessageReader:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _direct_get(self, request: SingleRequest) -> DirectGetReply | None:
+    async def _direct_get(self, request: SingleRequest) -> DirectGetResponse | None:
         """The reply of a replica or mirror; None where Direct Get is not available."""
         if self._disabled:
             return None
@@ -250,7 +249,7 @@ class SingleMessageReader:
         return reply
 
 
-def _is_missing(failure: BaseException | None, reply: DirectGetReply) -> bool:
+def _is_missing(failure: BaseException | None, reply: DirectGetResponse) -> bool:
     """Whether another Direct Get may have what the leader could not be queried for."""
     if isinstance(failure, PermissionDeniedError):
         return reply.code != NOT_FOUND
@@ -335,19 +334,19 @@ class PageReader(ABC):
         """The sequence at which the read ends."""
 
     @abstractmethod
-    async def _request_page(self) -> DirectGetReply | None:
+    async def _request_page(self) -> DirectGetResponse | None:
         """The reply with the next page; None where Direct Get does not serve it."""
 
     @abstractmethod
-    def _counts(self, reply: DirectGetReply) -> bool:
+    def _counts(self, reply: DirectGetResponse) -> bool:
         """Whether the messages of a reply are those of the stream, and current."""
 
     @abstractmethod
-    def _take(self, reply: DirectGetReply) -> Deliveries:
+    def _take(self, reply: DirectGetResponse) -> Deliveries:
         """The messages of a reply that were not read before; moves the position after them."""
 
     @abstractmethod
-    async def _goes_on(self, reply: DirectGetReply) -> bool:
+    async def _goes_on(self, reply: DirectGetResponse) -> bool:
         """Whether Direct Get goes on after a whole page; sets the end if nothing is left."""
 
     @abstractmethod
@@ -356,7 +355,7 @@ class PageReader(ABC):
 
     async def _send(
         self, body: dict[str, Any], subjects: tuple[str, ...] = ()
-    ) -> DirectGetReply | None:
+    ) -> DirectGetResponse | None:
         body["max_bytes"] = self._limits.max_bytes
         reply = await send_batch_request(self._jetstream.connection, self._stream, body)
         if reply is None or reply.code == UNAVAILABLE or reply.is_of_old_server:
@@ -425,7 +424,7 @@ class BatchReader(PageReader):
             self._position = self._info.last_seq if first is None else first.seq - 1
         return 0 if self._left == 0 else self._info.last_seq
 
-    async def _request_page(self) -> DirectGetReply | None:
+    async def _request_page(self) -> DirectGetResponse | None:
         batch = self._limits.batch or _BATCH
         body: dict[str, Any] = {
             "batch": batch if self._left is None else min(batch, self._left),
@@ -435,10 +434,10 @@ class BatchReader(PageReader):
             body["next_by_subj"] = self._subject
         return await self._send(body)
 
-    def _counts(self, reply: DirectGetReply) -> bool:
+    def _counts(self, reply: DirectGetResponse) -> bool:
         return reply.page.all_from(self._stream)
 
-    def _take(self, reply: DirectGetReply) -> Deliveries:
+    def _take(self, reply: DirectGetResponse) -> Deliveries:
         sequences = reply.page.stream_seq
         self._position = int(sequences[-1])
         # Not a mask, which would copy the numbers of each page.
@@ -454,7 +453,7 @@ class BatchReader(PageReader):
             self._end = self._position
         return page
 
-    async def _goes_on(self, reply: DirectGetReply) -> bool:
+    async def _goes_on(self, reply: DirectGetResponse) -> bool:
         num_pending = reply.status.num_pending if reply.status and reply.page else 0
         if num_pending or self._position >= self._end:
             return True

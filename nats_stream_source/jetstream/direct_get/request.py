@@ -50,7 +50,6 @@ from nats_stream_source.wire.direct_get.replies import (
     NOT_FOUND,
     TOO_MANY,
     DirectGetResponse,
-    DirectGetStatus,
     Replies,
 )
 from nats_stream_source.wire.framing.frames import Frames
@@ -74,59 +73,6 @@ _MAX_DIRECT_GETS = 4  # parallel requests that count, one for each filter
 
 _single_reply_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 """Connections over which only one message of a batch arrives: no more batches are requested."""
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class DirectGetReply:
-    """All replies to one request.
-
-    Attributes:
-        page: the messages before the first missing one.
-        status: the status that ended the replies; None when the replies stopped without a status,
-            or when a message is missing.
-        connection_lost: the connection was lost before the replies ended.
-    """
-
-    page: Replies
-    status: DirectGetStatus | None
-    connection_lost: bool = False
-
-    @property
-    def code(self) -> int | None:
-        """The status code; None without a status."""
-        return self.status.code if self.status else None
-
-    @property
-    def num_pending(self) -> int:
-        """How many messages still match after this page.
-
-        The last message's ``Nats-Num-Pending``; without a message, the EOB's.
-        """
-        if self.page:
-            return max(int(self.page.pending[-1]), 0)
-        return (self.status.num_pending if self.status else None) or 0
-
-    @property
-    def stopped_after_first(self) -> bool:
-        """Whether only the first message of a batch arrived, as through some account imports."""
-        return (
-            self.status is None
-            and not self.connection_lost
-            and len(self.page) == 1
-            and bool(self.page.pending[0] >= 0)
-        )
-
-    @property
-    def is_of_old_server(self) -> bool:
-        """Whether a server before 2.11 replied to a batch: it ignores ``batch``, ``multi_last``."""
-        if self.status is not None and self.status.code == BAD_REQUEST:
-            return "Empty" in self.status.description
-        return bool(self.page) and bool(self.page.pending[0] < 0)
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether nothing arrived: the server that received the request is paused or lost."""
-        return self.status is None and not self.page
 
 
 def stored_messages(page: Deliveries) -> list[StoredMessage]:
@@ -174,7 +120,7 @@ async def send_request(
     request: dict[str, Any] | None,
     *,
     idle_timeout: float | None = None,
-) -> DirectGetReply:
+) -> DirectGetResponse:
     """Send one Direct Get request and receive its replies until they end.
 
     Args:
@@ -220,19 +166,17 @@ async def send_request(
                 return False
 
     try:
-        connection_lost = await connection.run_until_denied(full_subject, receive)
+        response.connection_lost = await connection.run_until_denied(full_subject, receive)
     finally:
         await connection.close_inbox(inbox)
-    status = None if response.broken else response.status
-    reply = DirectGetReply(response.replies, status, connection_lost)
-    if is_batch and reply.stopped_after_first and not response.broken:
+    if is_batch and response.stopped_after_first:
         _single_reply_connections.add(connection)
-    return reply
+    return response
 
 
 async def send_batch_request(
     connection: Connection, stream: str, request: dict[str, Any]
-) -> DirectGetReply | None:
+) -> DirectGetResponse | None:
     """Request several messages; None where this is not permitted, or batches do not arrive.
 
     The user may still be allowed to create a consumer, or to send requests to the leader.
@@ -263,7 +207,9 @@ def verify_start_time(stream: str, message: StoredMessage, start_time: str) -> S
     return message
 
 
-def raise_for_status(stream: str, reply: DirectGetReply, *, subjects: Sequence[str] = ()) -> None:
+def raise_for_status(
+    stream: str, reply: DirectGetResponse, *, subjects: Sequence[str] = ()
+) -> None:
     """Raise the error for the status of ``reply``; 204, 404 and 503 raise nothing.
 
     Args:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -145,16 +146,8 @@ def _error(frames: Frames) -> ProtocolError:
     raise AssertionError("every reply is valid")
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """One message to encode.
-
-    Attributes:
-        subject, stream_seq: its subject and its sequence in the stream.
-        timestamp_ns: the time at which the stream stored it, in nanoseconds since 1970, UTC.
-        headers: its header block, empty for a message without headers.
-        payload: its payload.
-    """
+class Delivery(NamedTuple):
+    """One message to encode; ``headers`` is its header block, empty without headers."""
 
     subject: str
     stream_seq: int

@@ -104,28 +104,45 @@ class DirectGetResponse:
     """The replies to one request, up to the first gap.
 
     Attributes:
-        status: the status that ended the response; None before that.
-        broken: a message is missing; ``replies`` were received before it.
+        status: the status that ended the response; None before that, and if a message is missing.
+        broken: a message is missing; those of ``page`` were received before it.
+        connection_lost: the connection was lost before the response ended.
         last_seq: the sequence of the last message; 0 before the first one.
     """
 
-    __slots__ = ("_parts", "broken", "last_seq", "status")
+    __slots__ = ("_parts", "broken", "connection_lost", "last_seq", "status")
 
-    def __init__(self) -> None:
+    def __init__(self, status: DirectGetStatus | None = None) -> None:
         self._parts: list[Replies] = []
-        self.status: DirectGetStatus | None = None
+        self.status = status
         self.broken = False
+        self.connection_lost = False
         self.last_seq = 0
 
     def __len__(self) -> int:
         return sum(map(len, self._parts))
 
     @property
-    def replies(self) -> Replies:
+    def page(self) -> Replies:
         """The messages, without a gap."""
         if len(self._parts) != 1:
             self._parts = [Replies.chain(self._parts)]
         return self._parts[0]
+
+    @property
+    def code(self) -> int | None:
+        """The status code; None without a status."""
+        return self.status.code if self.status else None
+
+    @property
+    def num_pending(self) -> int:
+        """How many messages still match after this page.
+
+        The last message's ``Nats-Num-Pending``; without a message, the EOB's.
+        """
+        if len(self):
+            return max(int(self.page.pending[-1]), 0)
+        return (self.status.num_pending if self.status else None) or 0
 
     @property
     def is_batch(self) -> bool:
@@ -133,12 +150,29 @@ class DirectGetResponse:
         return bool(self._parts) and bool(self._parts[0].previous[0] >= 0)
 
     @property
+    def stopped_after_first(self) -> bool:
+        """Whether only the first message of a batch arrived, as through some account imports."""
+        return not (self.ended or self.connection_lost) and len(self) == 1 and self.is_batch
+
+    @property
+    def is_of_old_server(self) -> bool:
+        """Whether a server before 2.11 replied to a batch: it ignores ``batch``, ``multi_last``."""
+        if self.status is not None and self.status.code == BAD_REQUEST:
+            return "Empty" in self.status.description
+        return bool(len(self)) and not self.is_batch
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing arrived: the server that received the request is paused or lost."""
+        return self.status is None and not len(self)
+
+    @property
     def ended(self) -> bool:
         """Whether later frames do not belong to the response."""
         return self.broken or self.status is not None
 
     def feed(self, frames: Frames) -> int:
-        """Receive the next frames; return how many of them, from the first, are in ``replies``.
+        """Receive the next frames; return how many of them, from the first, are in ``page``.
 
         Raises:
             ProtocolError: a frame is neither a message with the server's fields nor a status.
@@ -156,8 +190,9 @@ class DirectGetResponse:
             self._parts.append(replies)
             self.last_seq = int(replies.stream_seq[-1])
         if not self.broken and parsed < len(frames):
-            self.status = status = read_status(frames.header(parsed))
+            status = read_status(frames.header(parsed))
             self.broken = status.code == EOB and status.last_seq != self.last_seq
+            self.status = None if self.broken else status
         return len(replies)
 
 

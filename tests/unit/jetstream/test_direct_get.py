@@ -17,14 +17,13 @@ from nats_stream_source.jetstream.api import StoredMessage
 from nats_stream_source.jetstream.direct_get import readers
 from nats_stream_source.jetstream.direct_get.last_messages import _disjoint_filters
 from nats_stream_source.jetstream.direct_get.readers import SingleMessageReader, SingleRequest
-from nats_stream_source.jetstream.direct_get.request import DirectGetReply, stored_messages
+from nats_stream_source.jetstream.direct_get.request import stored_messages
 from nats_stream_source.jetstream.times import rfc3339
 from nats_stream_source.wire.consumer.deliveries import Delivery, encode_deliveries
-from nats_stream_source.wire.direct_get.replies import DirectGetStatus, Replies
+from nats_stream_source.wire.direct_get.replies import DirectGetResponse, DirectGetStatus
 
-NONE = Replies.chain([])
-SILENT = DirectGetReply(NONE, None)
-NOT_FOUND = DirectGetReply(NONE, DirectGetStatus(404, "Message Not Found"))
+SILENT = DirectGetResponse()
+NOT_FOUND = DirectGetResponse(DirectGetStatus(404, "Message Not Found"))
 MESSAGE = StoredMessage("s", 5, "2026-11-21T05:04:14Z", b"", b"")
 
 
@@ -32,7 +31,10 @@ class Reader(SingleMessageReader):
     """The leader responds while the second Direct Get waits, fails, or has no response."""
 
     def __init__(
-        self, first: DirectGetReply, second: NatsSourceError | None, leader: NatsSourceError | None
+        self,
+        first: DirectGetResponse,
+        second: NatsSourceError | None,
+        leader: NatsSourceError | None,
     ) -> None:
         no_server: Any = None
         super().__init__(no_server, "S")
@@ -40,7 +42,7 @@ class Reader(SingleMessageReader):
         self.sent = 0
         self.repeated = asyncio.Event()
 
-    async def _direct_get(self, request: SingleRequest) -> DirectGetReply:
+    async def _direct_get(self, request: SingleRequest) -> DirectGetResponse:
         self.sent += 1
         if self.sent == 1:
             return self.first
@@ -65,7 +67,7 @@ async def read(reader: Reader) -> StoredMessage:
 
 @pytest.mark.parametrize("first", [SILENT, NOT_FOUND], ids=["silent", "404"])
 async def test_leader_response_counts_while_direct_get_waits(
-    first: DirectGetReply, monkeypatch: pytest.MonkeyPatch
+    first: DirectGetResponse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(readers, "_RETRY_PAUSE", 0)
     assert await read(Reader(first, None, None)) == MESSAGE

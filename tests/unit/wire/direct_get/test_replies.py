@@ -72,10 +72,10 @@ def chain(*parts: bytes) -> DirectGetResponse:
 
 
 def test_message_reply() -> None:
-    (found,) = messages(chain(message(17, 0)).replies)
+    (found,) = messages(chain(message(17, 0)).page)
     assert (found.subject, found.stream) == (b"s.17", b"S")
     assert found[3:] == (17, 1_795_237_454_100_000_000, 9, 0, 0)
-    assert chain(message(17, None)).replies.pending.tolist() == [-1]
+    assert chain(message(17, None)).page.pending.tolist() == [-1]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,10 @@ def test_message_reply() -> None:
         (b"NATS/1.0 408 Bad Request\r\n\r\n", DirectGetStatus(408, "Bad Request")),
         (b"NATS/1.0 503\r\n\r\n", DirectGetStatus(503, "")),
         (b"NATS/1.0 503\r\nNats-Subject: $JS.API.DIRECT.GET.S\r\n\r\n", DirectGetStatus(503, "")),
-        (b"NATS/1.0 204 EOB\r\nNats-Num-Pending: x\r\n\r\n", DirectGetStatus(204, "EOB", None)),
+        (
+            b"NATS/1.0 204 EOB\r\nNats-Num-Pending: x\r\nNats-Last-Sequence: 0\r\n\r\n",
+            DirectGetStatus(204, "EOB", None, 0),
+        ),
     ],
 )
 def test_status_reply(block: bytes, status: DirectGetStatus) -> None:
@@ -94,7 +97,7 @@ def test_status_reply(block: bytes, status: DirectGetStatus) -> None:
 
 def test_end_of_batch_reply() -> None:
     whole = chain(message(3, 0) + message(5, 3), eob(5, pending=2, up_to=9))
-    assert whole.replies.stream_seq.tolist() == [3, 5]
+    assert whole.page.stream_seq.tolist() == [3, 5]
     assert whole.status == DirectGetStatus(204, "EOB", num_pending=2, last_seq=5, up_to_seq=9)
     assert not whole.broken
 
@@ -114,7 +117,8 @@ def test_message_missing(parts: list[bytes], kept: list[int]) -> None:
     for made in (chain(*parts), chain(b"".join(parts))):
         assert made.broken
         assert made.ended
-        assert made.replies.stream_seq.tolist() == kept
+        assert made.status is None
+        assert made.page.stream_seq.tolist() == kept
 
 
 def test_replies_after_end_are_ignored() -> None:
@@ -164,8 +168,8 @@ def test_publisher_fields_change_nothing(own: bytes, payload: bytes, seq: int, c
     """Neither in a single message nor in a batch."""
     with mock.patch.object(module, "_MANY", 2):
         made = chain(message(seq, None if count == 1 else 0, own, payload) * count)
-    assert made.replies.all_from("S")
-    (answer,) = messages(made.replies)
+    assert made.page.all_from("S")
+    (answer,) = messages(made.page)
     assert (answer.seq, answer.subject) == (seq, b"s.%d" % seq)
     assert answer.own_end == (len(b"NATS/1.0\r\n" + own) - 2 if own else 0)
 
@@ -180,12 +184,12 @@ def test_messages_before_loss_are_kept(seqs: list[int], lost: int, cut: int) -> 
     before = [0, *seqs[:-1]]
     parts = [message(s, p) for s, p in zip(seqs, before, strict=True)] + [eob(seqs[-1])]
     whole = chain(b"".join(parts[:cut]), b"".join(parts[cut:]))
-    assert whole.replies.stream_seq.tolist() == seqs
+    assert whole.page.stream_seq.tolist() == seqs
     assert not whole.broken
     if lost < len(seqs):
         del parts[lost]
         made = chain(b"".join(parts[:cut]), b"".join(parts[cut:]))
-        assert made.replies.stream_seq.tolist() == seqs[:lost]
+        assert made.page.stream_seq.tolist() == seqs[:lost]
         assert made.broken
 
 
