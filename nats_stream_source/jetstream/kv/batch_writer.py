@@ -40,7 +40,7 @@ _PENDING_ATTEMPTS = 10  # for a message on the key that is not stored on a major
 _BACKOFF = Backoff(0.02, 1.0)
 
 
-class KvBatchWriter:
+class KvBatchWriter(BatchPublisher):
     """Writes columns of entries to one bucket; an async context manager.
 
     Args:
@@ -61,40 +61,20 @@ class KvBatchWriter:
         max_in_flight: int = MAX_IN_FLIGHT,
         retry_timeout: float | None = None,
     ) -> None:
-        self._jetstream = jetstream
-        self._bucket = bucket
-        self._skip_conflicts = skip_conflicts
-        self._publisher = BatchPublisher(
+        super().__init__(
             jetstream,
             bucket.stream,
             max_in_flight=max_in_flight,
             retry_timeout=retry_timeout,
             no_ack=bucket.no_ack,
-            on_rejected=self._on_rejected,
+            on_rejected=self._add_conflict,
         )
+        self._bucket = bucket
+        self._skip_conflicts = skip_conflicts
         self._conflicts: list[Rejection] = []
         self._creations: dict[str, int] = {}  # attempts, by message id
         self._pending: dict[str, int] = {}  # the same
-        self._repeated = 0  # writes that an earlier attempt had stored
-        self._overwritten = 0  # writes that had a PubAck, and are not the last ones of their keys
         self.skipped = 0
-
-    @property
-    def stored(self) -> int:
-        """Number of messages that are stored."""
-        return self._publisher.stored + self._repeated + self._overwritten
-
-    @property
-    def duplicates(self) -> int:
-        """Number of those that an earlier attempt had stored."""
-        return self._publisher.duplicates + self._repeated
-
-    async def __aenter__(self) -> KvBatchWriter:
-        await self._publisher.__aenter__()
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        await self._publisher.__aexit__(*exception)
 
     async def send(self, messages: MessageColumns) -> None:
         """Send entries, in order; returns when all were sent, before their PubAcks arrive.
@@ -105,21 +85,18 @@ class KvBatchWriter:
             as :meth:`BatchPublisher.send`.
         """
         with bucket_errors(self._jetstream, self._bucket.name):
-            await self._publisher.send(messages)
+            await super().send(messages)
             await self._resolve_conflicts()
 
     async def flush(self) -> None:
-        """Wait until each entry is stored, or skipped.
-
-        Raises: as :meth:`send`.
-        """
+        """Wait until each entry is stored, or skipped; raises as :meth:`send`."""
         with bucket_errors(self._jetstream, self._bucket.name):
-            await self._publisher.flush()
+            await super().flush()
             while self._conflicts:
                 await self._resolve_conflicts()
-                await self._publisher.flush()
+                await super().flush()
 
-    def _on_rejected(self, rejection: Rejection) -> None:
+    def _add_conflict(self, rejection: Rejection) -> None:
         if not isinstance(rejection.error, WrongLastSequenceError):
             raise rejection.error
         self._conflicts.append(rejection)
@@ -129,7 +106,7 @@ class KvBatchWriter:
         # In the order of the rows, so that the first conflict is the one that is reported.
         again = [m for m in await gather_limited(self._resolve, conflicts) if m is not None]
         for message in again:
-            await self._publisher.send(message)
+            await super().send(message)
 
     async def _resolve(self, rejection: Rejection) -> MessageColumns | None:
         """Returns the message to send again; None if the conflict is resolved."""
@@ -144,7 +121,8 @@ class KvBatchWriter:
         entry = await last_entry_after(self._jetstream, self._bucket, raw_key, error)
         last_headers = None if entry is None else entry.headers
         if message_id and last_headers and last_headers.get(MSG_ID) == message_id:
-            self._repeated += 1
+            self.stored += 1  # by an earlier attempt
+            self.duplicates += 1
             return None
         revision = 0 if entry is None else entry.revision
         if message_id and revision == expected:
@@ -166,7 +144,7 @@ class KvBatchWriter:
                     replace_value(block, EXPECTED_LAST_SUBJECT_SEQUENCE, str(revision))
                 )
         if rejection.acknowledged:
-            self._overwritten += 1
+            self.stored += 1  # and then overwritten
             return None
         if self._skip_conflicts:
             self.skipped += 1

@@ -119,7 +119,13 @@ class BatchPublisher(ColumnPublisher):
         no_ack: bool | None = None,
         on_rejected: Callable[[Rejection], None] = _raise,
     ) -> None:
-        super().__init__(jetstream, stream, max_in_flight, retry_timeout, no_ack)
+        super().__init__(
+            jetstream,
+            stream,
+            max_in_flight=max_in_flight,
+            retry_timeout=retry_timeout,
+            no_ack=no_ack,
+        )
         self._on_rejected = on_rejected
         self._learned = b""
 
@@ -196,19 +202,7 @@ class FastIngestPublisher(ColumnPublisher):
     """
 
     _WILDCARD = ">"
-
-    def __init__(
-        self,
-        jetstream: JetStream,
-        stream: str,
-        *,
-        max_in_flight: int = MAX_IN_FLIGHT,
-        retry_timeout: float | None = None,
-        no_ack: bool | None = None,
-    ) -> None:
-        super().__init__(jetstream, stream, max_in_flight, retry_timeout, no_ack, allowance=1)
-        self._max_in_flight = max_in_flight
-        self._earlier_ends: list[bytes] = []  # frames that end the batches before the current ones
+    _ALLOWANCE = 1
 
     def _encode(self, messages: MessageColumns, first_serial: int, start: int) -> EncodedFrames:
         flow = self._flow(messages)
@@ -216,7 +210,7 @@ class FastIngestPublisher(ColumnPublisher):
 
     def _flow(self, messages: MessageColumns) -> int:
         """Two acknowledgements per window: otherwise a full window could wait for none."""
-        window = min(self._max_in_flight, MAX_BYTES // max(int(messages.sizes().max()), 1))
+        window = min(self._window.max_in_flight, MAX_BYTES // max(int(messages.sizes().max()), 1))
         return max(1, min(fast_ingest.MAX_FLOW, window // 2))
 
     # -- responses ------------------------------------------------------------------------------
@@ -275,7 +269,8 @@ class FastIngestPublisher(ColumnPublisher):
         # With a connection, the response may be lost that an earlier message was rejected.
         if not current or self._disconnected:
             return
-        self._earlier_ends.clear()
+        for one in self._window.chunks:
+            one.ends.clear()
         allowed = end + MAX_OUTSTANDING_ACKS * max(response.flow, 1)
         if not chunk.done[part].all() or allowed > (chunk.allowed or 0):
             chunk.done[part] = True
@@ -325,12 +320,11 @@ class FastIngestPublisher(ColumnPublisher):
         those that were sent again. While the stream does not have a leader, the requests are lost
         too: they are repeated until a message that was sent after them is acknowledged.
         """
-        self._earlier_ends += [
-            fast_ingest.control(END, *self._batch(chunk), chunk.sent - chunk.start + 1)
-            for chunk in self._window.chunks
-            if chunk.sent > chunk.start
-        ]
-        return b"".join(self._earlier_ends)
+        for chunk in self._window.chunks:
+            if chunk.sent > chunk.start:
+                number = chunk.sent - chunk.start + 1
+                chunk.ends.append(fast_ingest.control(END, *self._batch(chunk), number))
+        return b"".join(end for chunk in self._window.chunks for end in chunk.ends)
 
     def _batch(self, chunk: Chunk) -> tuple[str, str, int, int]:
         """A subject of the batch, the inbox, the batch and its flow."""

@@ -33,6 +33,7 @@ from nats_stream_source.connection.permissions import denied_error
 from nats_stream_source.connection.settings import PONG_TIMEOUT
 from nats_stream_source.errors import AckLostError, AckTimeoutError, NatsSourceError, NoStreamError
 from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.jetstream.publish import MAX_IN_FLIGHT
 from nats_stream_source.jetstream.publish.pub_ack import lost_error, no_ack_error, too_large_error
 from nats_stream_source.jetstream.publish.window import Window
 from nats_stream_source.jetstream.retry import Backoff, is_transient
@@ -53,7 +54,7 @@ _BACKOFF = Backoff(0.05, 1.0)
 class ColumnPublisher(ABC):
     """Publishes columns of messages to one stream; an async context manager.
 
-    Args: see :class:`BatchPublisher`; ``allowance``: see :class:`Window`.
+    Args: see :class:`BatchPublisher`.
 
     Attributes:
         stored: number of messages that were acknowledged, duplicates included.
@@ -66,14 +67,17 @@ class ColumnPublisher(ABC):
     _WILDCARD: ClassVar[str]
     """The last tokens of the responses' subjects, which follow the inbox prefix."""
 
+    _ALLOWANCE: ClassVar[int | None] = None
+    """As for :class:`Window`."""
+
     def __init__(
         self,
         jetstream: JetStream,
         stream: str,
-        max_in_flight: int,
-        retry_timeout: float | None,
-        no_ack: bool | None,
-        allowance: int | None = None,
+        *,
+        max_in_flight: int = MAX_IN_FLIGHT,
+        retry_timeout: float | None = None,
+        no_ack: bool | None = None,
     ) -> None:
         connection = jetstream.connection
         self._jetstream = jetstream
@@ -84,7 +88,7 @@ class ColumnPublisher(ABC):
         self._no_ack = no_ack
         self._inbox: Inbox | None = None
         self._inbox_prefix = f"{connection.client.new_inbox()}."
-        self._window = Window(max_in_flight, self._encode_valid, allowance)
+        self._window = Window(max_in_flight, self._encode_valid, self._ALLOWANCE)
         # The reconnects of the connection when the window went back for the last time.
         self._reconnects = connection.reconnects
         self._failure: NatsSourceError | None = None  # ends the publisher

@@ -46,6 +46,7 @@ class Chunk:
         done: which messages have their PubAcks of the current sending, or were rejected.
         stored: which messages have a PubAck of any sending.
         rejected: which messages were rejected.
+        ends: the frames that end the batches of earlier sendings (fast ingest).
     """
 
     messages: MessageColumns
@@ -59,6 +60,7 @@ class Chunk:
     done: NDArray[np.bool_] = field(init=False)
     stored: NDArray[np.bool_] = field(init=False)
     rejected: NDArray[np.bool_] = field(init=False)
+    ends: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.done, self.stored, self.rejected = np.zeros((3, len(self.frames)), np.bool_)
@@ -118,7 +120,7 @@ class Window:
     """
 
     def __init__(self, max_in_flight: int, encode: Encode, allowance: int | None = None) -> None:
-        self._max_in_flight = max_in_flight
+        self.max_in_flight = max_in_flight
         self._encode = encode
         self._allowance = allowance
         self._rows = 0
@@ -143,7 +145,7 @@ class Window:
                 # A message that is larger than a piece, or than the window, is sent alone.
                 if not rows or room == _PIECE_BYTES:
                     stop = max(stop, chunk.sent + 1)
-                stop = min(stop, chunk.sent + self._max_in_flight - rows, len(frames))
+                stop = min(stop, chunk.sent + self.max_in_flight - rows, len(frames))
                 if chunk.allowed is not None:
                     stop = min(stop, chunk.allowed)
                 if stop <= chunk.sent:
