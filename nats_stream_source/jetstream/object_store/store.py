@@ -33,7 +33,6 @@ from nats_stream_source.errors import (
     ConfigurationError,
     NatsSourceError,
     NoStreamError,
-    PublishError,
     StreamNotFoundError,
     WrongLastSequenceError,
 )
@@ -52,7 +51,6 @@ from nats_stream_source.jetstream.publish.pub_ack import (
     ROLLUP,
     PubAck,
     no_ack_error,
-    too_many_messages,
 )
 from nats_stream_source.jetstream.publish.publisher import Publisher
 from nats_stream_source.jetstream.subjects import write_subject
@@ -66,9 +64,6 @@ log = field_logger(__name__)
 _MAX_UNACKED_BYTES = 8 << 20  # of chunks
 _WRITE_ATTEMPTS = 20  # writes of a meta message while concurrent writers replace it
 _RETRY_INTERVAL = 0.01  # seconds, multiplied by the number of attempts
-
-
-_Pending = deque[tuple[bytes, asyncio.Future[PubAck]]]
 
 
 class Readable(Protocol):
@@ -231,43 +226,19 @@ class ObjectStore(ObjectReader):
         """Publish ``data`` in chunks of ``size`` bytes, and wait for all PubAcks."""
         publisher = self.jetstream.connection.service(Publisher)
         digest = Digest()
-        pending: _Pending = deque()
+        pending: deque[asyncio.Future[PubAck]] = deque()
         try:
             async for chunk in _split_chunks(data, size):
                 digest.add(chunk)
-                pending.append((chunk, await publisher.send(subject, chunk)))
+                pending.append(await publisher.send(subject, chunk))
                 if len(pending) * size >= _MAX_UNACKED_BYTES:
-                    await self._confirm_first(subject, pending)
+                    await pending.popleft()
             while pending:
-                await self._confirm_first(subject, pending)
+                await pending.popleft()
         finally:
             # After a failure, a chunk that is stored later would remain after the purge.
-            await _outcomes(pending)
+            await asyncio.gather(*pending, return_exceptions=True)
         return digest
-
-    async def _confirm_first(self, subject: str, pending: _Pending) -> None:
-        """Wait for the PubAck of the first pending chunk; send the pending ones again after a 429.
-
-        The chunks of an object are in the order of its bytes. A stream that has too many messages
-        to store rejects some of them and may store those behind, which are deleted then.
-        """
-        try:
-            await pending[0][1]
-        except PublishError as error:
-            if not too_many_messages(error):
-                raise
-        else:
-            pending.popleft()
-            return
-        for outcome in await _outcomes(pending):
-            if isinstance(outcome, PubAck):
-                request = {"seq": outcome.seq}
-                await self.jetstream.call(f"STREAM.MSG.DELETE.{outcome.stream}", request)
-            elif not too_many_messages(outcome):
-                raise outcome
-        while pending:
-            await self.jetstream.connection.service(Publisher).publish(subject, pending[0][0])
-            pending.popleft()
 
     async def _current_meta(self, name: str) -> _CurrentMeta:
         try:
@@ -283,7 +254,10 @@ class ObjectStore(ObjectReader):
             return _CurrentMeta(message.seq, ObjectInfo.of(message))
         except BadObjectInfoError as error:
             log.warning(
-                "replacing invalid object, its chunks stay", store=self, object=name, error=error
+                "replacing invalid object, its chunks stay",
+                store=self.bucket,
+                object=name,
+                error=error,
             )
             return _CurrentMeta(message.seq, None)
 
@@ -317,7 +291,7 @@ class ObjectStore(ObjectReader):
         try:
             await self.jetstream.call(f"STREAM.PURGE.{self.stream}", request)
         except NatsSourceError as error:
-            log.warning("could not remove chunks", store=self, object=info.name, error=error)
+            log.warning("could not remove chunks", store=self.bucket, object=info.name, error=error)
 
     def _import_error(self, error: NoStreamError) -> NoStreamError:
         if self.jetstream.connection.settings.api_prefix == DEFAULT_API_PREFIX:
@@ -333,10 +307,6 @@ class ObjectStore(ObjectReader):
 
     def _write_subject(self, subject: str) -> str:
         return write_subject(subject, self.jetstream.connection.settings.api_prefix)
-
-
-async def _outcomes(pending: _Pending) -> list[PubAck | BaseException]:
-    return await asyncio.gather(*(ack for _, ack in pending), return_exceptions=True)
 
 
 async def _split_chunks(data: Data, size: int) -> AsyncIterator[bytes]:

@@ -26,7 +26,7 @@ from nats_stream_source.errors import (
     StreamFullError,
     WrongLastSequenceError,
 )
-from nats_stream_source.jetstream import KeyValue, KeyValueConfig, ObjectStore, connect
+from nats_stream_source.jetstream import KeyValue, KeyValueConfig, connect
 from nats_stream_source.jetstream.publish.pub_ack import (
     EXPECTED_LAST_SUBJECT_SEQUENCE,
     MSG_ID,
@@ -381,19 +381,3 @@ async def test_full_buffer_while_messages_wait_for_their_turn() -> None:
             ended = await outcomes([bucket.put(f"k{i % 200}", b"") for i in range(20 * IN_FLIGHT)])
             assert ended == {int: 20 * IN_FLIGHT}
             assert publisher._in_flight._serial - sent > 20 * IN_FLIGHT, "none was rejected"
-
-
-async def test_chunks_of_object_while_buffer_is_full() -> None:
-    """The stream rejects chunks and stores those behind: the object has its bytes in order."""
-    with configured_server("jetstream { max_buffered_msgs: 100 }\n") as server:
-        async with connect(server.url) as jetstream:
-            store = await ObjectStore.create(jetstream, "objects")
-            publisher = jetstream.connection.service(Publisher)
-            objects = [b"%d," % number * 100_000 for number in range(6)]
-            puts = (store.put(f"o{i}", data, chunk_size=2000) for i, data in enumerate(objects))
-            await asyncio.gather(*puts)
-            messages = (await jetstream.stream_info(store.stream)).messages
-            assert messages == sum(len(data) // 2000 for data in objects) + len(objects)
-            assert publisher._in_flight._serial > messages, "no chunk was rejected"
-            for number, data in enumerate(objects):
-                assert await store.get(f"o{number}") == data
