@@ -40,9 +40,6 @@ class ReusableConnection:
         self._used = 0.0
         self._replacing = asyncio.Lock()  # of callers that run at the same time, one opens
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._connection or self.settings.server_list}>"
-
     async def connection(self, *, fresh: float = _FRESH) -> Connection:
         """A live connection: the kept one if it responds, else a new one.
 

@@ -134,11 +134,6 @@ def write_subject(subject: str, api_prefix: str) -> str:
     return subject if api_prefix == DEFAULT_API_PREFIX else f"{api_prefix}.{subject}"
 
 
-def write_prefix(bucket: str, api_prefix: str) -> str:
-    """The prefix of a key in writes: ``$KV.fleet.``, ``fromA.$KV.fleet.``."""
-    return write_subject(key_subject(bucket, ""), api_prefix)
-
-
 def is_account_import(api_prefix: str) -> bool:
     """Whether an API prefix is that of an account's import: neither the default nor a domain's."""
     return not re.fullmatch(r"\$JS\.(?:[^.]+\.)?API", api_prefix)

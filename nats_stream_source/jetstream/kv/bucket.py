@@ -15,7 +15,7 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.kv.codec import NO_CODEC, KvCodec
 from nats_stream_source.jetstream.stream_info import StreamInfo
-from nats_stream_source.jetstream.subjects import bucket_of, key_subject, stream_of, write_prefix
+from nats_stream_source.jetstream.subjects import bucket_of, key_subject, stream_of, write_subject
 
 if TYPE_CHECKING:
     from nats_stream_source.jetstream.api import JetStream
@@ -95,8 +95,9 @@ class Bucket:
         )
 
     def write_prefix(self, api_prefix: str) -> str:
-        """The part of a write's subject before the key, see ``subjects.write_prefix``."""
-        return write_prefix(self.write_bucket, self.write_api_prefix or api_prefix)
+        """The part of a write's subject before the key: ``$KV.fleet.``, ``fromA.$KV.fleet.``."""
+        api_prefix = self.write_api_prefix or api_prefix
+        return write_subject(key_subject(self.write_bucket, ""), api_prefix)
 
     def filter_subjects(self, keys: tuple[str, ...]) -> tuple[str, ...]:
         """The filter subjects for filters of stored keys; empty if they cover the whole stream."""

@@ -79,8 +79,10 @@ class Entry:
         return parse_headers(self.header_block) if self.header_block else None
 
 
-def validate_revision(action: str, name: str, revision: object, *, first: int = 0) -> int:
-    """Return ``revision`` if it is an integer from ``first`` to 2**64 - 1.
+def validate_revision(
+    action: str, name: str, revision: object, *, first: int = 0, optional: bool = False
+) -> None:
+    """Raise ConfigurationError if ``revision`` is not an integer from ``first`` to 2**64 - 1.
 
     It becomes a header of a write or a field of a request. None would make a conditional write
     unconditional, and the server would parse or ignore what other types turn into.
@@ -88,23 +90,16 @@ def validate_revision(action: str, name: str, revision: object, *, first: int = 
     Args:
         action: the failed operation, for the error: ``write key 'a'``.
         name: the argument's name.
-
-    Raises:
-        ConfigurationError: it is of another type, also a bool, or out of range.
+        optional: whether None is valid.
     """
+    if optional and revision is None:
+        return
     if type(revision) is not int or not first <= revision <= _MAX_REVISION:
         raise ConfigurationError(
             f"could not {action}: {name} is {revision!r}, expected an integer from {first} to "
             f"2^64-1; change {name}",
             settings=(name,),
         )
-    return revision
-
-
-def validate_optional_revision(action: str, name: str, revision: object) -> None:
-    """:func:`validate_revision` if ``revision`` is not None."""
-    if revision is not None:
-        validate_revision(action, name, revision)
 
 
 def decoded_entry(entry: Entry, bucket: Bucket, skipped: SkippedEntries | None) -> Entry | None:

@@ -36,7 +36,6 @@ from nats_stream_source.jetstream.kv.entry import (
     decoded_entry,
     entries_from_frames,
     entry_from_message,
-    validate_optional_revision,
     validate_revision,
 )
 from nats_stream_source.jetstream.kv.requests import last_matching_seq, with_origin
@@ -283,7 +282,8 @@ class ReadOnlyKeyValue:
     # -- inside ---------------------------------------------------------------------------------
 
     def _validate_min_last_revision(self, revision: object) -> None:
-        validate_optional_revision(f"read bucket {self.name!r}", "min_last_revision", revision)
+        action = f"read bucket {self.name!r}"
+        validate_revision(action, "min_last_revision", revision, optional=True)
 
     def _not_found(self, key: str, missing: str) -> KeyNotFoundError:
         return KeyNotFoundError(

@@ -32,7 +32,6 @@ from nats_stream_source.jetstream.kv.config import OMITTED_WHEN_UNSET, KeyValueC
 from nats_stream_source.jetstream.kv.entry import (
     Entry,
     last_entry_after,
-    validate_optional_revision,
     validate_revision,
 )
 from nats_stream_source.jetstream.kv.reader import ReadOnlyKeyValue
@@ -307,7 +306,7 @@ class KeyValue(ReadOnlyKeyValue):
             )
         # A marker's payload is empty with each codec.
         payload = self.bucket.codec.raw_value(bytes(value))
-        validate_optional_revision(f"write key {key!r}", "revision", revision)
+        validate_revision(f"write key {key!r}", "revision", revision, optional=True)
         if revision is not None:
             headers = {**headers, EXPECTED_LAST_SUBJECT_SEQUENCE: str(revision)}
         publisher = connection.service(Publisher)

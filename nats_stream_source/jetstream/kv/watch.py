@@ -47,7 +47,6 @@ from nats_stream_source.jetstream.kv.entry import (
     Entry,
     decoded_entry,
     entries_from_frames,
-    validate_optional_revision,
     validate_revision,
 )
 from nats_stream_source.jetstream.kv.requests import last_matching_seq
@@ -103,7 +102,7 @@ class WatchOptions:
         if self.resume_from_revision is not None:
             starts.append("resume_from_revision")
             validate_revision("watch", "resume_from_revision", self.resume_from_revision, first=1)
-        validate_optional_revision("watch", "min_last_revision", self.min_last_revision)
+        validate_revision("watch", "min_last_revision", self.min_last_revision, optional=True)
         if len(starts) > 1:
             raise ConfigurationError(
                 f"could not watch: {' and '.join(starts)} are both set, but a watch has one start; "

@@ -419,14 +419,14 @@ async def small_range(
         return None
     try:
         return await _read_small_range(jetstream, request)
-    except PermissionDeniedError as error:
-        log.warning("a small range is read by a consumer", stream=request.stream, error=error)
-    except StreamNotFoundError:
-        pass  # the consumer raises the error if it persists
     except NatsSourceError as error:
-        if not is_transient(error):
+        if not (
+            is_transient(error) or isinstance(error, PermissionDeniedError | StreamNotFoundError)
+        ):
             raise
-        log.info("a small range is read by a consumer", stream=request.stream, error=error)
+        # The consumer raises the error if it persists.
+        level = log.warning if isinstance(error, PermissionDeniedError) else log.info
+        level("a small range is read by a consumer", stream=request.stream, error=error)
     return None
 
 

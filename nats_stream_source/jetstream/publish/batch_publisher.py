@@ -58,7 +58,6 @@ from nats_stream_source.wire.headers import is_no_responders
 from nats_stream_source.wire.publish import fast_ingest, pub_acks
 from nats_stream_source.wire.publish.fast_ingest import END, PING, BatchResponse, ResponseKind
 from nats_stream_source.wire.publish.frames import EncodedFrames, MessageColumns, encode
-from nats_stream_source.wire.table import FrameKind
 
 __all__ = ["BatchPublisher", "FastIngestPublisher", "MessageColumns", "Rejection"]
 
@@ -158,7 +157,7 @@ class BatchPublisher(ColumnPublisher):
         if chunk.done[index]:
             return
         subject = chunk.messages.subject(index)
-        if frames.kind[i] == FrameKind.HMSG and is_no_responders(frames.header(i)):
+        if is_no_responders(frames.header(i)):
             self._reason = no_stream_error(subject)
             return
         payload = frames.payload(i)
@@ -222,7 +221,7 @@ class FastIngestPublisher(ColumnPublisher):
             if found is None or (place := self._window.locate(sum(found) - 1)) is None:
                 continue
             chunk, index, current = place
-            if frames.kind[i] == FrameKind.HMSG and is_no_responders(frames.header(i)):
+            if is_no_responders(frames.header(i)):
                 if current:
                     self._end_batch(chunk, index, no_stream_error(chunk.messages.subject(index)))
                 continue

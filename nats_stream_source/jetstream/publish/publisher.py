@@ -47,7 +47,6 @@ from nats_stream_source.wire.framing.frames import Frames
 from nats_stream_source.wire.headers import is_no_responders
 from nats_stream_source.wire.publish import pub_acks
 from nats_stream_source.wire.publish.headers import header_block
-from nats_stream_source.wire.table import FrameKind
 
 __all__ = ["IN_FLIGHT", "PubAck", "Publisher"]
 
@@ -411,27 +410,17 @@ class Publisher:
             self._process_one_by_one(frames.select(~stored))
 
     def _process_one_by_one(self, frames: Frames) -> None:
-        buffer = frames.buffer
         skip = len(self._prefix)
-        for kind, subject, stop, header, begin, end in zip(
-            frames.kind.tolist(),
-            frames.subject_begin.tolist(),
-            frames.subject_end.tolist(),
-            frames.header_begin.tolist(),
-            frames.payload_begin.tolist(),
-            frames.payload_end.tolist(),
-            strict=True,
-        ):
-            token = bytes(buffer[subject + skip : stop])
+        for subject, _, header, payload in frames.fields():
+            token = subject[skip:]
             # Other clients can publish to an inbox: only a known number identifies a message.
             message = self._in_flight.messages.get(int(token)) if token.isdigit() else None
             if message is None:
                 continue
             serial = int(token)
-            if kind == FrameKind.HMSG and is_no_responders(bytes(buffer[header:begin])):
+            if is_no_responders(header):
                 self._in_flight.complete(serial, no_stream_error(message.subject))
                 continue
-            payload = bytes(buffer[begin:end])
             try:
                 ack = PubAck.parse(message.subject, payload)
             except (ApiError, ProtocolError) as rejection:

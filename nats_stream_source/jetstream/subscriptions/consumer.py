@@ -36,6 +36,7 @@ from nats_stream_source.errors import (
     ConsumerNotFoundError,
     DuplicateSubscriptionError,
     NatsSourceError,
+    ProtocolError,
     SlowConsumerError,
     StreamNotFoundError,
     SubscribeError,
@@ -345,7 +346,12 @@ class MessageBuffer:
         frame = next(self._frames)
         _, reply, block, _ = frame
         if not reply.startswith(_ACK_PREFIX):
-            return ConsumerStatus.parse(block, reply.decode("utf-8", "surrogateescape"))
+            subject = reply.decode("utf-8", "surrogateescape")
+            if (status := ConsumerStatus.parse(block, subject)) is None:
+                raise ProtocolError(
+                    f"invalid message: neither a delivery nor a status, reply {subject!r}"
+                )
+            return status
         message = message_of(self._connection, frame, acks=self._acks)
         message.metadata  # noqa: B018  (a malformed reply subject is an error here)
         return message

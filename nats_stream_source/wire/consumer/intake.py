@@ -30,7 +30,6 @@ from nats_stream_source.wire.consumer.cursor import Cursor, CursorAction, Rebuil
 from nats_stream_source.wire.consumer.deliveries import Deliveries, other_frames
 from nats_stream_source.wire.consumer.messages import CONTROL, ConsumerStatus
 from nats_stream_source.wire.framing.frames import Frames
-from nats_stream_source.wire.headers import parse_headers
 
 _MAX_HELD_BYTES = 64 << 20  # of the initial values behind a missing one
 _LARGE_ENOUGH = 256 << 10  # bytes of a batch that may end at a buffer border
@@ -203,16 +202,14 @@ class Intake:
 
     def _status(self, frames: Frames, index: int) -> Iterator[Reply | Ignored]:
         """Receive a frame that is not a delivery: a status message of the consumer (ADR-15)."""
-        headers = parse_headers(frames.header(index)) if len(frames.header(index)) else None
-        if headers is None or headers.status is None:
+        subject = frames.reply(index).decode("utf-8", "surrogateescape")
+        status = ConsumerStatus.parse(frames.header(index), subject)
+        if status is None:
             yield Ignored(frames.subject(index).decode("utf-8", "replace"))
             return
-        if headers.status != CONTROL:
-            detail = f"{headers.status} {headers.description}".strip()
-            self.lost(Rebuild.CONSUMER_GONE, detail)
+        if status.code != CONTROL:
+            self.lost(Rebuild.CONSUMER_GONE, f"{status.code} {status.description}".strip())
             return
-        subject = frames.reply(index).decode("utf-8", "surrogateescape")
-        status = ConsumerStatus.from_headers(headers, subject)
         if status.reply is not None:
             reply = _reply(self.cursor.flow_control(status.reply))
         elif status.last_consumer is None or status.last_stream is None:

@@ -147,26 +147,15 @@ class ConsumerStatus:
         )
 
     @classmethod
-    def parse(cls, block: bytes, reply: str = "") -> ConsumerStatus:
-        """Parse the header block of a message that is not a delivery.
+    def parse(cls, block: bytes, reply: str = "") -> ConsumerStatus | None:
+        """Parse the header block of a message that is not a delivery; None without a status.
 
         Raises:
-            ProtocolError: the block is empty or incomplete, lacks a status, or contains a sequence
-                that is not an integer.
+            ProtocolError: the block is incomplete, or contains a sequence that is not an integer.
         """
-        if not block:
-            raise ProtocolError(
-                f"invalid message: neither a delivery nor a status, reply {reply!r}, no headers"
-            )
-        return cls.from_headers(parse_headers(block), reply)
-
-    @classmethod
-    def from_headers(cls, headers: Headers, reply: str = "") -> ConsumerStatus:
-        """Return the status of parsed headers; raises ProtocolError as :meth:`parse`."""
-        if headers.status is None:
-            raise ProtocolError(
-                f"invalid message: neither a delivery nor a status, reply {reply!r}"
-            )
+        headers = parse_headers(block) if block else None
+        if headers is None or headers.status is None:
+            return None
         return cls(
             headers.status,
             headers.description,
@@ -232,9 +221,6 @@ class GapDetector:
         """``consumer_seq`` is 0 for a new consumer, None for one that existed before."""
         self.consumer_seq = consumer_seq
         self._announced: int | None = None
-
-    def __repr__(self) -> str:
-        return f"<GapDetector consumer_seq={self.consumer_seq}>"
 
     def message(self, consumer_seq: int) -> Gap | None:
         """Receive a message; return the gap before it or None. Detection resumes there."""

@@ -30,6 +30,7 @@ from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import (
     api_prefix,
     covers,
+    key_subject,
     overlap,
     stream_of,
     validate_bucket,
@@ -37,7 +38,7 @@ from nats_stream_source.jetstream.subjects import (
     validate_filters,
     validate_key,
     validate_written_key,
-    write_prefix,
+    write_subject,
 )
 
 
@@ -137,7 +138,7 @@ def test_prefixes() -> None:
 )
 def test_write_subjects(prefix: str, expected: str) -> None:
     """ADR-19, "KV Example"."""
-    assert write_prefix("bin", prefix) == expected
+    assert write_subject(key_subject("bin", ""), prefix) == expected
 
 
 _SUBJECT = st.lists(st.sampled_from("abc"), min_size=1, max_size=4).map(".".join)
