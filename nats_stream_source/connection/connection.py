@@ -26,7 +26,6 @@ from nats_stream_source.connection.nats_py.handshake import (
     apply_patches,
     close_client,
     close_failed_attempt,
-    require_tls,
     verify_info,
 )
 from nats_stream_source.connection.nats_py.server_pool import spread_attempts
@@ -120,9 +119,11 @@ class Connection:
         self.client: Client = tapped_client()
         self.writer = SocketWriter(self.client)
         info_before_tls = settings.requires_tls and not settings.tls_handshake_first
-        verify_info(self.client, trust_first_info=settings.uses_websocket or not info_before_tls)
-        if settings.requires_tls and not settings.uses_websocket:
-            require_tls(self.client)
+        verify_info(
+            self.client,
+            require_tls=settings.requires_tls and not settings.uses_websocket,
+            trust_first_info=settings.uses_websocket or not info_before_tls,
+        )
         apply_patches(self.client)
         spread_attempts(self.client, settings.server_urls, settings.connect_timeout)
         self._reconnects = Reconnects(self.client)

@@ -93,15 +93,21 @@ class InvalidInfoError(nats.errors.Error):
     """The first message of the server is not a valid INFO."""
 
 
-def verify_info(client: Client, *, trust_first_info: bool) -> None:
+def verify_info(client: Client, *, require_tls: bool, trust_first_info: bool) -> None:
     """Patch ``client`` to validate INFO, and to use its limit and its trusted addresses only.
 
     Args:
+        require_tls: refuse servers without TLS, also on reconnect (PlainServerError). Not for
+            websocket: its URL requires TLS, and the TLS handshake precedes INFO.
         trust_first_info: whether the first INFO may announce servers; later ones always may.
     """
     original_info, original_init = client._process_info, client._process_connect_init
 
     async def process_info(info: dict[str, Any], initial_connection: bool = False) -> None:
+        if require_tls and initial_connection and not info.get("tls_required"):
+            if not info.get("tls_available"):
+                raise PlainServerError("the server does not offer TLS")
+            info["tls_required"] = True  # such a server leaves the choice to the client
         # A user's limit can be 0 bytes.
         _verify_types(info, least_payload=1 if initial_connection else 0)
         if not initial_connection:
@@ -163,23 +169,6 @@ def _is_address(announced: Any) -> bool:
         return bool(urlsplit(f"nats://{announced}").port)
     except ValueError:  # not an IPv6 address in brackets, or the port is too high
         return False
-
-
-def require_tls(client: Client) -> None:
-    """Patch ``client`` to refuse servers without TLS, also on reconnect (PlainServerError).
-
-    Not for websocket: its URL requires TLS, and the TLS handshake precedes INFO.
-    """
-    original = client._process_info
-
-    async def process_info(info: dict[str, Any], initial_connection: bool = False) -> None:
-        if initial_connection and not info.get("tls_required"):
-            if not info.get("tls_available"):
-                raise PlainServerError("the server does not offer TLS")
-            info["tls_required"] = True  # such a server leaves the choice to the client
-        await original(info, initial_connection)
-
-    client._process_info = process_info  # type: ignore[method-assign]
 
 
 def close_failed_attempt(client: Client) -> None:
@@ -250,32 +239,22 @@ async def close_transport(client: Client, deadline: float) -> None:
 
 def apply_patches(client: Client) -> None:
     """Patch ``client`` against cancelled PINGs, refusals and errors of one command."""
-    _patch_cancelled_pings(client)
-    _patch_errors(client)
-
-
-def _patch_cancelled_pings(client: Client) -> None:
-    original = client._process_pong
+    original_pong, original_err = client._process_pong, client._process_err
 
     async def process_pong() -> None:
         if client._pongs and client._pongs[0].done():
             client._pongs[0] = asyncio.get_running_loop().create_future()
-        await original()
-
-    client._process_pong = process_pong  # type: ignore[method-assign]
-
-
-def _patch_errors(client: Client) -> None:
-    original = client._process_err
+        await original_pong()
 
     async def process_err(err_msg: str) -> None:
         lower = err_msg.lower()
         if _STALE in lower:
-            await original(err_msg)
+            await original_err(err_msg)
             return
         error = nats.errors.Error(f"nats: {error_as_sent(client) or err_msg}")
         await client._error_cb(error)
         if not any(text in lower for text in _CONTINUES):
             await client._process_op_err(error)
 
+    client._process_pong = process_pong  # type: ignore[method-assign]
     client._process_err = process_err  # type: ignore[method-assign]

@@ -341,7 +341,7 @@ class Watch:
         assert self._reader is not None
         reader = self._reader
         # The cursor may be ahead: the reader yields the received messages batch by batch.
-        return reader.cursor.seen_through if reader.drained else self._position
+        return reader.cursor.seen_through if reader.intake.drained else self._position
 
     async def _last_matching_seq(self) -> int:
         jetstream = await self._connection.jetstream()

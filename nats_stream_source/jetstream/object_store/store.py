@@ -199,20 +199,16 @@ class ObjectStore(ObjectReader):
             ConfigurationError: the stream has ``no_ack``.
         """
         await self._verify_acknowledges()
-        for attempt in range(_WRITE_ATTEMPTS):
-            old = await self.info(name, deleted=True)
-            if old.deleted:
-                return old
-            info = replace(old, deleted=True, size=0, chunks=0, digest="")
-            try:
-                ack = await self._write_meta(info, old.sequence)
-                break
-            except NoStreamError as error:
-                raise self._import_error(error) from None
-            except WrongLastSequenceError:
-                if attempt + 1 == _WRITE_ATTEMPTS:
-                    raise
-        await self._purge_chunks(old)
+        found = await self.info(name, deleted=True)
+        if found.deleted:
+            return found
+        info = replace(found, deleted=True, size=0, chunks=0, digest="")
+        try:
+            ack, old = await self._replace_meta(info, _CurrentMeta(found.sequence, found))
+        except NoStreamError as error:
+            raise self._import_error(error) from None
+        if old.info is not None:
+            await self._purge_chunks(old.info)
         return replace(info, sequence=ack.seq, modified_ns=0)
 
     async def _verify_acknowledges(self) -> None:

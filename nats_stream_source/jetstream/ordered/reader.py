@@ -106,12 +106,13 @@ class OrderedReader:
 
     Attributes:
         request: the range.
+        intake: what has been received.
         cursor: the progress of the read, and the reasons of the rebuilds.
     """
 
     def __init__(self, connections: ReusableConnection, request: RangeRequest) -> None:
         self.request = request
-        self._intake = Intake(
+        self.intake = Intake(
             request.start,
             request.end,
             initial_through=request.target if request.last_per_subject else 0,
@@ -120,7 +121,7 @@ class OrderedReader:
             batch_bytes=request.batch_bytes,
             eager=request.eager,
         )
-        self.cursor = self._intake.cursor
+        self.cursor = self.intake.cursor
         self._info: StreamInfo | None = None
         self._connections = connections
         self._consumer = EphemeralConsumer(connections, request)
@@ -140,12 +141,7 @@ class OrderedReader:
     @property
     def left_out(self) -> int:
         """The number of messages that lacked ``request.prefix``."""
-        return self._intake.left_out
-
-    @property
-    def drained(self) -> bool:
-        """Whether all received rows up to ``cursor.seen_through`` were yielded."""
-        return self._intake.drained
+        return self.intake.left_out
 
     def leader_changed(self) -> None:
         """Replace the consumer by one at the present stream leader, after the next heartbeat."""
@@ -159,7 +155,7 @@ class OrderedReader:
 
         Raises: see the module, and the errors of the consumer's creation.
         """
-        request, cursor, intake = self.request, self.cursor, self._intake
+        request, cursor, intake = self.request, self.cursor, self.intake
         if is_small(request):
             rows = await self._connections.retry_transient(self._small_range)
             if rows is not None:
@@ -200,7 +196,7 @@ class OrderedReader:
         if small is None:
             return None
         rows, info = small
-        self._intake.last_row = last_row(rows)
+        self.intake.last_row = last_row(rows)
         await self._verify(jetstream, info, ended=True)
         return rows
 
@@ -218,7 +214,7 @@ class OrderedReader:
         ``catch_up_timeout``.
         """
         info = info or await jetstream.stream_info(self.request.stream)
-        request, known, row = self.request, self.request.known, self._intake.last_row
+        request, known, row = self.request, self.request.known, self.intake.last_row
         endless = request.end == ENDLESS
         reached = max(known.seq, self.cursor.seen_through if endless else request.end)
         evidence = [KnownStream(known.created, reached)]
@@ -273,13 +269,13 @@ class OrderedReader:
             if outage is not None and is_outage(error):
                 await outage.wait(error)
                 self._away = True
-            self._intake.lost(Rebuild.NO_ANSWER, str(error))
+            self.intake.lost(Rebuild.NO_ANSWER, str(error))
             return
         if self._away and outage is not None:
             outage.end()
         self._away = False
         merged = consumer.merged_filter
-        self._intake.created(None if merged is None else merged.select)
+        self.intake.created(None if merged is None else merged.select)
 
     def _consumer_lost_error(self) -> ConsumerLostError:
         cursor = self.cursor
@@ -309,7 +305,7 @@ class OrderedReader:
             reason=reason.value,
             attempt=cursor.failed_rebuilds,
             consumer=consumer.name,
-            detail=self._intake.loss,
+            detail=self.intake.loss,
         )
         if reason is Rebuild.STALLED:
             consumer.flow_control = False
@@ -348,20 +344,20 @@ class OrderedReader:
             return [], None
         if self._leader_changed:
             self._leader_changed = False
-            self._intake.lost(Rebuild.LEADER_CHANGED)
+            self.intake.lost(Rebuild.LEADER_CHANGED)
             return [], None
         inbox = self._consumer.inbox
         assert inbox is not None
         if received := inbox.take():
             return received, None
         if self._consumer.connection_lost:
-            self._intake.lost(Rebuild.RECONNECTED)
+            self.intake.lost(Rebuild.RECONNECTED)
             return [], None
         return await self._wait(inbox)
 
     async def _wait(self, inbox: Inbox) -> tuple[list[Frames], str | None]:
         """Wait for frames; verify the connection and the replica's progress if none arrive."""
-        request, cursor, intake = self.request, self.cursor, self._intake
+        request, cursor, intake = self.request, self.cursor, self.intake
         if cursor.defers_reply:
             arrived = await inbox.wait(_FLOW_CONTROL_DELAY)
             if not arrived and (reply := intake.idle()) is not None:
@@ -383,12 +379,12 @@ class OrderedReader:
         """Send a PING: with its PONG, all frames that the server sent before have arrived."""
         reply = self.cursor.unconfirmed_reply
         if not await self._consumer.is_alive():
-            self._intake.lost(Rebuild.RECONNECTED)
+            self.intake.lost(Rebuild.RECONNECTED)
             await self._connections.drop()
             return [], None
         received = inbox.take()
         if silent and not received:
-            self._intake.lost(Rebuild.MISSED_HEARTBEAT)
+            self.intake.lost(Rebuild.MISSED_HEARTBEAT)
         return received, reply
 
     async def _raise_replica_lag(self) -> None:

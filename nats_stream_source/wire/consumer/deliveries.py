@@ -13,6 +13,7 @@ further code, down to the rows.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,7 +22,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from nats_stream_source.errors import ProtocolError
 from nats_stream_source.wire.arrow_slices import slices
 from nats_stream_source.wire.consumer.messages import ACK_PREFIX, V1_TOKENS, V2_TOKENS, AckReply
 from nats_stream_source.wire.framing.frames import Framer, Frames, Row, read_only
@@ -121,28 +121,17 @@ def _split(frames: Frames) -> Table:
     split = pc.split_pattern(replies, ".")
     count = split.value_lengths().to_numpy()
     good = (count == V1_TOKENS) | (count >= V2_TOKENS)
-    if not good.all() or pc.starts_with(replies, ACK_PREFIX).false_count:
-        raise _error(frames)
-    first = split.offsets.to_numpy()[:-1] + np.where(count == V1_TOKENS, 4, 6)
-    tokens = split.values.take(pa.array((first + np.arange(_NUMBERS)[:, None]).ravel()))
-    # The cast alone accepts "-5" and "0x5".
-    if pc.ascii_is_decimal(tokens.view(pa.string())).false_count:
-        raise _error(frames)
-    try:
-        numbers = tokens.cast(pa.string()).cast(pa.int64())
-    except pa.ArrowInvalid:
-        raise _error(frames) from None
-    parsed: Table = numbers.to_numpy().reshape(_NUMBERS, len(frames))
-    return parsed
-
-
-def _error(frames: Frames) -> ProtocolError:
-    """Return the error for the first invalid reply."""
+    if good.all() and not pc.starts_with(replies, ACK_PREFIX).false_count:
+        first = split.offsets.to_numpy()[:-1] + np.where(count == V1_TOKENS, 4, 6)
+        tokens = split.values.take(pa.array((first + np.arange(_NUMBERS)[:, None]).ravel()))
+        # The cast alone accepts "-5" and "0x5".
+        if not pc.ascii_is_decimal(tokens.view(pa.string())).false_count:
+            with contextlib.suppress(pa.ArrowInvalid):
+                numbers = tokens.cast(pa.string()).cast(pa.int64())
+                parsed: Table = numbers.to_numpy().reshape(_NUMBERS, len(frames))
+                return parsed
     for i in range(len(frames)):
-        try:
-            AckReply.parse(frames.reply(i).decode(errors="replace"))
-        except ProtocolError as error:
-            return error
+        AckReply.parse(frames.reply(i).decode(errors="replace"))  # raises for the first invalid one
     raise AssertionError("every reply is valid")
 
 

@@ -430,7 +430,7 @@ async def test_dump_under_writes_has_every_key(shared_server: NatsServer, histor
 def in_small_steps(watch: Watch, rows: int = 10) -> None:
     """Let the watch read as where there are many keys."""
     assert watch.reader is not None
-    watch.reader._intake._batcher = Batcher(rows, 1 << 20)
+    watch.reader.intake._batcher = Batcher(rows, 1 << 20)
 
 
 @pytest.mark.parametrize("history", [1, 3])
