@@ -35,11 +35,7 @@ class ControlLine:
         self._lowered = False
 
     def validate(self, subject: str, rest: int) -> None:
-        """Raise NameTooLongError for a line that the server would not accept.
-
-        Args:
-            rest: the bytes of the line beside the subject.
-        """
+        """Raise NameTooLongError if ``subject`` and ``rest`` further bytes are too long a line."""
         length = _length(subject) + rest
         if length > self.limit:
             raise self.error(subject)

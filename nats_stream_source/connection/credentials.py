@@ -74,11 +74,7 @@ class Credentials:
 
     @classmethod
     def parse(cls, text: str, setting: str, path: str | None = None) -> Credentials:
-        """From the content of a credentials file; ``setting`` and ``path`` are for the error.
-
-        Raises:
-            ConfigurationError: the JWT or the seed is missing, or the seed is invalid.
-        """
+        """From a credentials file; ``setting`` and ``path`` are for the ConfigurationError."""
         jwt, seed = _JWT.search(text), _SEED.search(text)
         missing = [name for name, match in (("user JWT", jwt), ("nkey seed", seed)) if not match]
         if jwt is None or seed is None:
@@ -118,11 +114,7 @@ def validate_seed(seed: str, setting: str, path: str | None) -> str:
 
 
 def parse_seed_file(text: str, setting: str, path: str) -> str:
-    """The seed in the text of a seed file: bare, or between its marker lines.
-
-    Raises:
-        ConfigurationError: the file does not contain a valid seed.
-    """
+    """The seed in a seed file, bare or between its marker lines; ConfigurationError without one."""
     match = _SEED.search(text) or _BARE_SEED.search(text)
     if match is None:
         raise ConfigurationError(
@@ -143,11 +135,7 @@ def nonce_signer(seed: Callable[[], str]) -> Callable[[str], bytes]:
 
 
 def read_file(path: str, setting: str) -> str:
-    """The text of the file that ``setting`` names.
-
-    Raises:
-        ConfigurationError: the file cannot be read. The error never contains its text.
-    """
+    """The text of a setting's file; the ConfigurationError never contains it."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except OSError as error:

@@ -81,12 +81,7 @@ class ConsumerInfo:
 
 
 def unacknowledged_config(filters: Sequence[str], inactive_threshold: int) -> dict[str, Any]:
-    """The fields that every consumer of the package's own reads has.
-
-    Args:
-        filters: subjects; none for the whole stream.
-        inactive_threshold: nanoseconds.
-    """
+    """The fields of every consumer of the package's own reads; the threshold in nanoseconds."""
     return {
         "ack_policy": "none",
         # A server sets the limit of the stream (consumer_limits) where the field is absent, and

@@ -51,11 +51,7 @@ _JSON_TYPES = {
 
 
 def decode_response(data: bytes, subject: str) -> dict[str, Any]:
-    """Decode the JSON object of a response to a request on ``subject``.
-
-    Raises:
-        ProtocolError: ``data`` is not a JSON object.
-    """
+    """The JSON object of a response to a request on ``subject``; ProtocolError if it is not one."""
     try:
         response = json.loads(data)
     except (ValueError, RecursionError):  # RecursionError: nested a thousand levels deep

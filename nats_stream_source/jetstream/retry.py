@@ -153,11 +153,7 @@ class Outage:
             return result
 
     async def wait(self, error: Exception) -> None:
-        """Wait a moment after a failure.
-
-        Raises:
-            ``error``, if it does not show an outage, or if the outage has lasted too long.
-        """
+        """Wait a moment after a failure; raises it if it shows no outage, or one too long."""
         if not is_outage(error):
             raise error
         now = time.monotonic()

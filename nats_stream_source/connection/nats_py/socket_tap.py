@@ -350,11 +350,7 @@ class SocketWriter:
         self._client = client
 
     async def write(self, frames: memoryview) -> None:
-        """Write whole frames.
-
-        Raises:
-            OSError: the client is not connected, or the socket is broken.
-        """
+        """Write whole frames; OSError if the client is not connected, or the socket is broken."""
         client = self._client
         transport: Any = client._transport
         if transport is None or not client.is_connected:

@@ -212,14 +212,7 @@ def raise_for_status(
 ) -> None:
     """Raise the error for the status of ``reply``; 204, 404 and 503 raise nothing.
 
-    Args:
-        subjects: the subjects of a multi-subject request.
-
-    Raises:
-        BadRequestError: 408.
-        MinLastSequenceError: 412.
-        TooManySubjectsError: 413.
-        ApiError: any other code.
+    ``subjects`` are those of a multi-subject request.
     """
     status = reply.status
     if status is None or status.code in (EOB, NOT_FOUND, UNAVAILABLE):

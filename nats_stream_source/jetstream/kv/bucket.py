@@ -64,11 +64,7 @@ class Bucket:
 
     @classmethod
     def of(cls, info: StreamInfo, codec: KvCodec = NO_CODEC) -> Bucket:
-        """Create from the stream.
-
-        Raises:
-            UnsupportedStreamError: the stream's retention is not 'limits'.
-        """
+        """Create from the stream; UnsupportedStreamError if its retention is not 'limits'."""
         name, config = bucket_of(info.name), info.config
         retention = config.get("retention", "limits")
         if retention != "limits":
@@ -131,11 +127,7 @@ def _unmarked_removals(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 async def bucket_stream_info(jetstream: JetStream, bucket: str) -> StreamInfo:
-    """The bucket's stream info, from the leader.
-
-    Raises:
-        BucketNotFoundError: the bucket does not exist.
-    """
+    """The bucket's stream info, from the leader; BucketNotFoundError if it does not exist."""
     with bucket_errors(jetstream, bucket):
         return await jetstream.stream_info(stream_of(bucket))
 

@@ -155,11 +155,7 @@ class Codecs(TypedDict, total=False):
 def kv_codec(
     key_codec: str | None = None, value_codec: str | None = None, on_undecodable: str = "fail"
 ) -> KvCodec:
-    """Parse the arguments of Python functions.
-
-    Raises:
-        ConfigurationError: a codec is unknown, or ``on_undecodable`` is not ``fail`` or ``skip``.
-    """
+    """Parse the arguments of Python functions; ConfigurationError if one is invalid."""
 
     def chain(setting: str, text: str | None, names: Chain) -> Chain:
         if text is None:

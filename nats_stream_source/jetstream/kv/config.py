@@ -280,11 +280,7 @@ class KeyValueConfig:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> KeyValueConfig:
-        """The bucket's properties from its stream's configuration.
-
-        Raises:
-            UnsupportedStreamError: the stream is not a bucket: its name or its history differs.
-        """
+        """From a stream's configuration; UnsupportedStreamError if the stream is not a bucket."""
         history = config.get("max_msgs_per_subject", -1)
         if not config["name"].startswith("KV_") or not 1 <= history <= MAX_HISTORY:
             raise UnsupportedStreamError(

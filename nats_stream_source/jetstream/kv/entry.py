@@ -103,16 +103,10 @@ def validate_revision(
 
 
 def decoded_entry(entry: Entry, bucket: Bucket, skipped: SkippedEntries | None) -> Entry | None:
-    """The entry with its key and value decoded by the bucket's codec.
+    """The entry with its key and value decoded by the bucket's codec; None if it is skipped.
 
-    Args:
-        skipped: counts the entry if it is skipped; None: it cannot be skipped.
-
-    Returns:
-        None if it is skipped: it is not decodable.
-
-    Raises:
-        UndecodableError: it is not decodable.
+    UndecodableError if it is not decodable and may not be skipped: ``skipped``, which counts it, is
+    None.
     """
     codec = bucket.codec
     if not codec:
@@ -149,11 +143,7 @@ def _operation_of_headers(block: bytes) -> Operation:
 
 
 def keys_from_frames(frames: Frames, bucket: Bucket) -> pa.Array:
-    """The keys of deliveries of the bucket's stream: ``pa.string()``.
-
-    Raises:
-        ProtocolError: a subject does not belong to the bucket.
-    """
+    """The keys of deliveries as ``pa.string()``; ProtocolError for a subject of another bucket."""
     names = subjects(frames)
     if len(names) and not pc.all(pc.starts_with(names, bucket.prefix)).as_py():
         raise ProtocolError(

@@ -127,11 +127,7 @@ class ObjectInfo:
 
     @classmethod
     def parse(cls, data: bytes, sequence: int, modified_ns: int) -> ObjectInfo:
-        """Parse the payload of a meta message.
-
-        Raises:
-            BadObjectInfoError: the payload is not a valid meta message.
-        """
+        """Parse the payload of a meta message; BadObjectInfoError if it is invalid."""
         try:
             raw = json.loads(data)
             options = raw.get("options") or {}

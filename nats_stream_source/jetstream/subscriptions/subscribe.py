@@ -326,11 +326,7 @@ async def _stream_of(jetstream: JetStream, request: SubscribeRequest) -> str:
 
 
 async def find_stream(jetstream: JetStream, subject: str) -> str:
-    """Return the name of the only stream that stores ``subject`` (ADR-15, "Stream name").
-
-    Raises:
-        NoMatchingStreamError: no stream, or more than one.
-    """
+    """The only stream that stores ``subject``; NoMatchingStreamError if none or several do."""
     names = await jetstream.stream_names_by_subject(subject)
     if len(names) != 1:
         observed = ", ".join(sorted(names)[:5]) or "no stream has a matching subject"

@@ -78,12 +78,7 @@ class AckReply:
 
     @classmethod
     def parse(cls, subject: str) -> AckReply:
-        """Parse a reply subject.
-
-        Raises:
-            ProtocolError: it does not start with ``$JS.ACK.``, has neither 9 nor at least 11
-                tokens, or a token is not of its type. The message contains the subject.
-        """
+        """Parse a reply subject; the ProtocolError for an invalid one contains it."""
         tokens = subject.split(".")
         count = len(tokens)
         if not subject.startswith(ACK_PREFIX):

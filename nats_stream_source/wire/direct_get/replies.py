@@ -275,11 +275,7 @@ def _read_alike(frames: Frames) -> NDArray[np.int64] | None:
 
 
 def read_status(block: bytes) -> DirectGetStatus:
-    """Parse the status of a header block, which is empty for a frame without headers.
-
-    Raises:
-        ProtocolError: the block is not a status.
-    """
+    """Parse the status of a header block; ProtocolError if it has none, or is empty."""
     headers = parse_headers(block) if block else None
     if headers is None or headers.status is None:
         raise ProtocolError(

@@ -332,11 +332,7 @@ class Framer:
         return _LF.search(self._block, searched, self._end) is not None
 
     def feed(self, data: bytes) -> Frames:
-        """Receive the next bytes of the stream; return the frames that are now complete, in order.
-
-        Raises:
-            ProtocolError: as :meth:`frames`.
-        """
+        """Receive the next bytes; return the frames that are now complete, in order."""
         if not self._failed:
             self.room(len(data))[: len(data)] = data
             self.received(len(data))

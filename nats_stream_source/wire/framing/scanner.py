@@ -109,11 +109,7 @@ class Columns:
         self.table = _new_table(max(expected, _FIRST_COLUMNS), pool)
 
     def grow(self, first: int, expected: int) -> None:
-        """Continue in a new table, with the columns from ``first`` on.
-
-        Args:
-            expected: an estimate of the number of frames that follow.
-        """
+        """Continue in a new table with the columns from ``first`` on; about ``expected`` follow."""
         moved = self.count - first
         # At least twice as many, since small frames may follow large ones; and not many more, since
         # large ones may follow.

@@ -145,11 +145,7 @@ def parse_reply(subject: bytes, inbox: bytes) -> tuple[int, int] | None:
 
 
 def parse_response(payload: bytes) -> BatchResponse:
-    """Parse a response.
-
-    Raises:
-        ValueError: the payload is not a response of fast ingest.
-    """
+    """Parse a response; ValueError if the payload is not a response of fast ingest."""
     try:
         response = json.loads(payload)
         kind, error = response.get("type"), response.get("error")

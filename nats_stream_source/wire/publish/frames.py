@@ -89,11 +89,7 @@ class EncodedFrames:
         return self._border(stop) - self._border(start)
 
     def line_lengths(self, messages: MessageColumns) -> NDArray[np.int64]:
-        """What each line has after its command, in bytes.
-
-        Args:
-            messages: the messages of the frames.
-        """
+        """What the line of each of ``messages`` has after its command, in bytes."""
         lengths = np.diff(self.ends, prepend=0) - messages.sizes() - len("PUB \r\n\r\n")
         if messages.headers is not None:  # HPUB
             lengths -= messages.headers.is_valid().to_numpy(zero_copy_only=False)

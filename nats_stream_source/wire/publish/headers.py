@@ -35,12 +35,7 @@ _MIX, _SHIFT = np.uint64(0xBF58476D1CE4E5B9), np.uint64(29)
 
 
 def field(name: str, values: pa.Array) -> pa.Array:
-    """The lines of one header: ``pa.binary()``, null where ``values`` is null.
-
-    Args:
-        name: the header's name.
-        values: strings or integers.
-    """
+    """The lines of one header of strings or integers: ``pa.binary()``, null for null values."""
     return pc.binary_join_element_wise(
         _scalar(f"{name}: ".encode()), values.cast(pa.string()).cast(_BINARY), _scalar(b"\r\n"),
         _scalar(b""),
@@ -125,11 +120,7 @@ def blocks(fields: Sequence[pa.Array]) -> pa.Array | None:
 
 
 def header_block(headers: Mapping[str, str]) -> bytes:
-    """The header block of a message (ADR-4).
-
-    Raises:
-        ConfigurationError: a header cannot be sent unchanged.
-    """
+    """The header block of a message (ADR-4); ConfigurationError for an invalid header."""
     lines = ["NATS/1.0\r\n"]
     for name, value in headers.items():
         if not re.fullmatch(_NAME, name):

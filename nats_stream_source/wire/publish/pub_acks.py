@@ -25,11 +25,7 @@ _SEQ = b'"seq":'
 
 
 def learn(payload: bytes) -> bytes:
-    """The bytes before the sequence in the PubAcks of a stream, from one of them; empty if unusual.
-
-    Args:
-        payload: the bytes of a valid PubAck that is not a duplicate.
-    """
+    """The bytes before the sequence in a stream's PubAcks, from a valid one; empty if unusual."""
     before, found, number = payload.rpartition(_SEQ)
     usual = number.endswith(_AFTER_SEQ) and number[:-1].isdigit()
     return before + found if found and usual else b""
