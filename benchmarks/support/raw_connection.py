@@ -25,8 +25,8 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream.publish import MAX_IN_FLIGHT
 from nats_stream_source.jetstream.publish.window import MAX_BYTES
 from nats_stream_source.wire.framing.frames import Framer
+from nats_stream_source.wire.framing.parse import FrameKind
 from nats_stream_source.wire.publish.frames import MessageColumns, encode
-from nats_stream_source.wire.table import FrameKind
 
 _CHUNK = 1024  # messages that are encoded at once
 _CONNECT = {"verbose": False, "pedantic": False, "headers": True, "no_responders": True}

@@ -351,7 +351,10 @@ class Connection:
         self._inboxes.append(inbox)
         try:
             if verify or refused:
-                await self._denied.verify_subscription(subject, refused, self.alive)
+                # The server sends a permission error before the PONG.
+                await self.run_until_denied(
+                    subject, lambda: self._denied.verify_subscription(subject, refused, self.alive)
+                )
         except BaseException:
             await self.close_inbox(inbox)
             raise

@@ -14,7 +14,7 @@ from nats_stream_source.errors import ProtocolError
 from nats_stream_source.wire.arrow_slices import bytes_at, slices
 from nats_stream_source.wire.framing import scanner
 from nats_stream_source.wire.framing.frames import Frames, Some
-from nats_stream_source.wire.headers import MARKER_STARTS, marker_candidates, operations
+from nats_stream_source.wire.headers import MARKER_STARTS, operations
 
 _NOT_ASCII = 0x80  # the lowest such byte
 
@@ -84,19 +84,17 @@ def payloads(frames: Frames) -> pa.Array:
 
 
 def entry_operations(frames: Frames) -> pa.Array | None:
-    """Return the operations of entries of a KV bucket, as ``headers.operations``; None if all PUT.
+    """Return the operations of entries of a KV bucket, as ``headers.operations``; None: all PUT.
 
     Most header blocks are not those of markers, and are not copied if the compiled scanner is
     selected (``wire/framing/scanner.py``).
     """
     if not (frames.payload_begin > frames.header_begin).any():
         return None
-    rows = np.zeros(len(frames), np.bool_)
+    rows = np.ones(len(frames), np.bool_)
     if scanner.selected() == "compiled":
         begin, end, found = frames.header_begin, frames.payload_begin, rows.view(np.uint8)
         scanner.compiled_slices.find_lines(frames.buffer, begin, end, *MARKER_STARTS, found)
-    else:
-        rows = marker_candidates(header_blocks(frames)).to_numpy(zero_copy_only=False)
     if not rows.any():
         return None
     marked = operations(header_blocks(frames.select(rows)))

@@ -118,7 +118,8 @@ def operations(blocks: pa.Array) -> pa.Array:
     # Deferred import: it takes 20 ms at the start of a query, and planners do not need it.
     import pyarrow.compute as pc
 
-    rows = marker_candidates(blocks)
+    starts = (pc.match_substring(blocks, b"\n" + start) for start in MARKER_STARTS)
+    rows = pc.or_(*starts).fill_null(False)
     # Markers mostly share a few different blocks: each of them is parsed once.
     distinct = blocks.filter(rows).dictionary_encode()
     parsed = pa.array(map(_operation, distinct.dictionary.to_pylist()), pa.string())
@@ -128,14 +129,6 @@ def operations(blocks: pa.Array) -> pa.Array:
 
 MARKER_STARTS = (KV_OPERATION[:8].encode(), MARKER_REASON[:8].encode())
 """In the header block of a marker, one of these follows a line feed; of one length."""
-
-
-def marker_candidates(blocks: pa.Array) -> pa.Array:
-    """Return which blocks have a line that starts like those of a marker: ``pa.bool_()``."""
-    import pyarrow.compute as pc
-
-    starts = (pc.match_substring(blocks, b"\n" + start) for start in MARKER_STARTS)
-    return pc.or_(*starts).fill_null(False)
 
 
 def _operation(block: bytes) -> str:

@@ -324,10 +324,10 @@ class OrderedReader:
         # A closed connection is handled by the main loop.
         try:
             with contextlib.suppress(nats.errors.Error):
-                await connection.publish(reply.subject)
+                await connection.publish(reply)
         except UnicodeEncodeError:
             raise ProtocolError(
-                f"could not answer flow control: reply subject {reply.subject!r} is not valid UTF-8"
+                f"could not answer flow control: reply subject {reply!r} is not valid UTF-8"
             ) from None
         # Two turns of the event loop, in which the flusher of nats-py writes. If Spark pauses the
         # reader now, no loop runs, and a reply that remains in a buffer would stall the server.

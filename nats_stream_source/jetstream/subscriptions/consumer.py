@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from nats_stream_source.aio.tasks import run_to_completion
-from nats_stream_source.connection.connection import Connection
 from nats_stream_source.connection.inbox import Inbox
 from nats_stream_source.connection.settings import PONG_TIMEOUT
 from nats_stream_source.err_codes import CONSUMER_NAME_IN_USE
@@ -270,9 +269,9 @@ async def bind_push_consumer(
     connection, queue = jetstream.connection, request.queue or ""
     if consumer is not None:
         subject = consumer.info.config["deliver_subject"]
-        return consumer, await _subscribe_deliver_subject(connection, subject, queue)
+        return consumer, await connection.open_inbox(subject, queue, verify=True)
     subject = request.config.deliver_subject or connection.client.new_inbox()
-    inbox = await _subscribe_deliver_subject(connection, subject, queue)
+    inbox = await connection.open_inbox(subject, queue, verify=True)
     try:
         consumer = await create_consumer(jetstream, stream, request, subject)
     except BaseException:
@@ -282,23 +281,6 @@ async def bind_push_consumer(
         return consumer, inbox
     await connection.close_inbox(inbox)
     return await bind_push_consumer(jetstream, stream, request, consumer)
-
-
-async def _subscribe_deliver_subject(connection: Connection, subject: str, queue: str) -> Inbox:
-    """Subscribe to a deliver subject; raise the server's permission error if it is denied."""
-    inbox = await connection.open_inbox(subject, queue)
-    try:
-        # The server sends a permission error before the PONG.
-        if not await connection.run_until_denied(subject, lambda: connection.alive(PONG_TIMEOUT)):
-            connection.reconnect()
-            raise ConnectError(
-                f"could not subscribe to {subject!r}: no PONG from "
-                f"{connection.settings.server_list} within {PONG_TIMEOUT:g} s; retry"
-            )
-    except BaseException:
-        await connection.close_inbox(inbox)
-        raise
-    return inbox
 
 
 class MessageBuffer:

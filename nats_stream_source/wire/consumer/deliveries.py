@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from nats_stream_source.wire.arrow_slices import slices
 from nats_stream_source.wire.consumer.messages import ACK_PREFIX, V1_TOKENS, V2_TOKENS, AckReply
 from nats_stream_source.wire.framing.frames import Framer, Frames, Row, read_only
-from nats_stream_source.wire.table import ACK, Field, Table
+from nats_stream_source.wire.framing.parse import ACK, Field, Table
 
 _NUMBERS = ACK.stop - ACK.start
 _NUMBERS_SIZE = 8 * _NUMBERS  # bytes of the numbers of a delivery

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nats_stream_source.wire.columns import within
-from nats_stream_source.wire.consumer.cursor import Cursor, CursorAction, Rebuild
+from nats_stream_source.wire.consumer.cursor import Cursor, Rebuild
 from nats_stream_source.wire.consumer.deliveries import Deliveries, other_frames
 from nats_stream_source.wire.consumer.messages import CONTROL, ConsumerStatus
 from nats_stream_source.wire.framing.frames import Frames
@@ -36,11 +36,8 @@ _LARGE_ENOUGH = 256 << 10  # bytes of a batch that may end at a buffer border
 _SPARSE = 4  # a buffer is released if its frames fill less than 1 / _SPARSE of it
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """The reader publishes an empty message to ``subject`` (flow control)."""
-
-    subject: str
+Reply: TypeAlias = str
+"""The subject to which the reader publishes an empty message (flow control)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +117,7 @@ class Intake:
 
     def idle(self) -> Reply | None:
         """Nothing was received for a moment; returns a reply that was deferred."""
-        return _reply(self.cursor.idle())
+        return self.cursor.idle().reply
 
     def confirmed(self, reply: str) -> None:
         """The server has the reply that was published to ``reply``."""
@@ -211,15 +208,14 @@ class Intake:
             self.lost(Rebuild.CONSUMER_GONE, f"{status.code} {status.description}".strip())
             return
         if status.reply is not None:
-            reply = _reply(self.cursor.flow_control(status.reply))
+            reply = self.cursor.flow_control(status.reply).reply
         elif status.last_consumer is None or status.last_stream is None:
             self.lost(Rebuild.GAP, "a heartbeat without its sequences")
             return
         else:
             self.stalled = status.stalled is not None
-            reply = _reply(
-                self.cursor.heartbeat(status.last_consumer, status.last_stream, status.stalled)
-            )
+            action = self.cursor.heartbeat(status.last_consumer, status.last_stream, status.stalled)
+            reply = action.reply
         if reply is not None:
             yield reply
 
@@ -227,10 +223,6 @@ class Intake:
 def last_row(rows: Deliveries) -> tuple[int, int] | None:
     """Stream sequence and timestamp, in nanoseconds, of the last of ``rows``; None without one."""
     return (int(rows.stream_seq[-1]), int(rows.time[-1])) if len(rows) else None
-
-
-def _reply(action: CursorAction) -> Reply | None:
-    return None if action.reply is None else Reply(action.reply)
 
 
 class Batcher:

@@ -38,8 +38,8 @@ from nats_stream_source.wire.arrow_slices import bytes_at, numbers, slices
 from nats_stream_source.wire.consumer.deliveries import Deliveries
 from nats_stream_source.wire.consumer.messages import is_number
 from nats_stream_source.wire.framing.frames import Frames, Row, read_only
+from nats_stream_source.wire.framing.parse import Field
 from nats_stream_source.wire.headers import parse_headers
-from nats_stream_source.wire.table import Field
 
 EOB, NOT_FOUND, BAD_REQUEST, MIN_LAST_SEQUENCE, TOO_MANY = 204, 404, 408, 412, 413
 

@@ -14,7 +14,7 @@ def in_sequence(
     """Return whether frames are consecutive deliveries of one consumer; see ``scanner``.
 
     Args:
-        sid, delivered, stream_seq, consumer_seq: rows of ``table.Field``, contiguous.
+        sid, delivered, stream_seq, consumer_seq: rows of ``parse.Field``, contiguous.
 
     Raises:
         ValueError: the rows have different lengths.
@@ -27,7 +27,7 @@ def scan(
 
     Args:
         buffer: a block that starts with a frame at ``begin``, in bytes.
-        table: the columns of ``table.Field``, contiguous.
+        table: the columns of ``parse.Field``, contiguous.
 
     Returns:
         the number of columns with frames; the position after the last frame; the length of the

@@ -36,7 +36,7 @@ FIELDS = {
     "PAYLOAD_END": _PAYLOAD_END,
     "DELIVERED": _DELIVERED,
 }
-"""Rows of the table by their names in ``table.Field``, up to the first number of an ACK subject."""
+"""Rows of the table by their names in ``parse.Field``, up to the first number of an ACK subject."""
 
 
 cdef inline uint64_t _word(_Block *block, Py_ssize_t at) noexcept nogil:

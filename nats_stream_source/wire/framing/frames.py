@@ -35,9 +35,8 @@ from numpy.typing import NDArray
 
 from nats_stream_source.errors import ProtocolError
 from nats_stream_source.wire.framing import scanner
-from nats_stream_source.wire.framing.parse import MAX_LINE
+from nats_stream_source.wire.framing.parse import ACK, MAX_LINE, POSITIONS, Field, Table
 from nats_stream_source.wire.framing.scanner import BufferPool
-from nats_stream_source.wire.table import ACK, POSITIONS, Field, Table
 
 Buffer: TypeAlias = bytes | memoryview
 """Received bytes. A memoryview may extend beyond its frames, into bytes not received yet."""
@@ -80,7 +79,7 @@ class Frames:
     whose numbers were not parsed. ``consumer.deliveries`` parses the rest.
 
     Attributes:
-        table: one column per frame, one row per field; see ``table.Field``.
+        table: one column per frame, one row per field; see ``parse.Field``.
         adjacent: whether each frame is known to start where the one before it stops.
         in_sequence: whether the frames are known to be consecutive deliveries of one consumer, with
             parsed numbers; see ``scanner.in_sequence``. What it implies is not verified again.

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.wire.framing import parse
-from nats_stream_source.wire.table import ACK, NOT_PARSED, Field, Table
+from nats_stream_source.wire.framing.parse import ACK, NOT_PARSED, Field, Table
 
 if TYPE_CHECKING:
     from nats_stream_source.wire import compiled_slices as compiled_slices

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from nats_stream_source.wire.arrow_slices import numbers, slices
 from nats_stream_source.wire.framing.frames import Frames
-from nats_stream_source.wire.table import FrameKind
+from nats_stream_source.wire.framing.parse import FrameKind
 
 _AFTER_SEQ = b"}"
 _SEQ = b'"seq":'

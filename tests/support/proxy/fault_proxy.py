@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from nats_stream_source.wire.framing.frames import Framer
-from nats_stream_source.wire.table import FrameKind
+from nats_stream_source.wire.framing.parse import FrameKind
 from tests.support.event_loop import ThreadServer, until_one_ends
 
 

@@ -1,4 +1,4 @@
-"""Direct Get without a server: which response of a single read counts, filters, timestamps."""
+"""Direct Get without a server: which response of a single read counts, timestamps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.jetstream.api import StoredMessage
 from nats_stream_source.jetstream.direct_get import readers
-from nats_stream_source.jetstream.direct_get.last_messages import _disjoint_filters
 from nats_stream_source.jetstream.direct_get.readers import SingleMessageReader, SingleRequest
 from nats_stream_source.jetstream.direct_get.request import stored_messages
 from nats_stream_source.jetstream.times import rfc3339
@@ -80,23 +79,6 @@ async def test_404_counts_although_later_direct_get_fails(
     monkeypatch.setattr(readers, "_RETRY_PAUSE", 0)
     with pytest.raises(MessageNotFoundError, match="the leader could not be queried: denied"):
         await read(Reader(NOT_FOUND, second, PermissionDeniedError("denied")))
-
-
-@pytest.mark.parametrize(
-    ("patterns", "literals", "filters"),
-    [
-        (set(), {"a", "b"}, ("a", "b")),
-        ({"a.*"}, {"a.x", "b"}, ("a.*", "b")),
-        ({"a.*", "a.>", "b.*"}, {"a.x.y", "b.x"}, ("a.>", "b.*")),
-        ({"a.*", "*.b"}, {"c"}, ()),
-        ({">"}, set(), ()),
-        ({">", "a.*"}, {"b"}, ()),
-    ],
-)
-def test_filters_of_consumer_do_not_overlap(
-    patterns: set[str], literals: set[str], filters: tuple[str, ...]
-) -> None:
-    assert _disjoint_filters(patterns, literals) == filters
 
 
 def test_timestamps_of_page_are_those_of_single_messages() -> None:

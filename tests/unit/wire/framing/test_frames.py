@@ -18,8 +18,8 @@ from nats_stream_source.wire.consumer.deliveries import Deliveries, is_delivery
 from nats_stream_source.wire.framing import parse as definition
 from nats_stream_source.wire.framing import scanner
 from nats_stream_source.wire.framing.frames import Framer, Frames
+from nats_stream_source.wire.framing.parse import FrameKind
 from nats_stream_source.wire.framing.scanner import BufferPool, selected
-from nats_stream_source.wire.table import FrameKind
 from tests.unit.wire.reference.parser import Frame, parse
 from tests.unit.wire.reference.streams import (
     BLOCK,

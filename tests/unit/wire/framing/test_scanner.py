@@ -12,7 +12,7 @@ import pytest
 from nats_stream_source.connection.connection import SCANNER_VARIABLE
 from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.wire.framing import scanner
-from nats_stream_source.wire.table import Field, Table
+from nats_stream_source.wire.framing.parse import Field, Table
 from nats_stream_source.zip_package import write_archive
 from tests.support.paths import ROOT
 from tests.support.program import ran

@@ -24,7 +24,7 @@ from nats_stream_source.errors import ProtocolError
 from nats_stream_source.wire.arrow_slices import slices
 from nats_stream_source.wire.framing import parse as definition
 from nats_stream_source.wire.framing import scanner
-from nats_stream_source.wire.table import Table
+from nats_stream_source.wire.framing.parse import Table
 from tests.unit.wire.reference.parser import NotNatsError, parse
 
 _PROT_NONE = 0

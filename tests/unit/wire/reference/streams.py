@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nats_stream_source.wire.framing import scanner
 from nats_stream_source.wire.framing.frames import Framer, Frames
-from nats_stream_source.wire.table import FrameKind
+from nats_stream_source.wire.framing.parse import FrameKind
 from tests.unit.wire.reference.parser import Frame
 
 FAKE = b"\r\nMSG x 1 5\r\nhello\r\nPING\r\n"
