@@ -162,12 +162,11 @@ class Authentication:
         settings = self._settings
         if not settings.auth_methods:
             besides = " beside the certificate in 'tls_cert_file'" if settings.tls_cert_file else ""
+            names = ("credentials", "nkey_seed_file", "user", "password", "token")
             return (
                 f"none are set{besides}; set 'credentials', 'nkey_seed_file', 'user' and "
                 f"'password', or 'token'",
-                ("tls_cert_file", "credentials", "nkey_seed_file", "user", "password", "token")
-                if besides
-                else ("credentials", "nkey_seed_file", "user", "password", "token"),
+                ("tls_cert_file", *names) if besides else names,
             )
         method = settings.auth_methods[0]
         if method.startswith("credentials") and (expired := self._expired_at()):

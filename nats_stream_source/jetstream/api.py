@@ -184,19 +184,14 @@ class JetStream:
         support it, see ``leader``: others ignore or refuse the field
         (docs/internals/measurements.md, Servers 1).
         """
-        request: dict[str, Any] = {}
-        if start_time is not None:
-            request["start_time"] = start_time
-        if min_last_seq is not None:
-            request["min_last_seq"] = min_last_seq
-        if seq is not None:
-            request["seq"] = seq
-        for name, subject in (("next_by_subj", next_by_subj), ("last_by_subj", last_by_subj)):
+        for subject in (next_by_subj, last_by_subj):
             if subject is not None:
                 self.connection.control_line.validate_name(subject)
-                request[name] = subject
+        request = {"seq": seq, "start_time": start_time, "min_last_seq": min_last_seq}
+        request |= {"next_by_subj": next_by_subj, "last_by_subj": last_by_subj}
+        given = {name: value for name, value in request.items() if value is not None}
         try:
-            response = await self.call(f"STREAM.MSG.GET.{stream}", request)
+            response = await self.call(f"STREAM.MSG.GET.{stream}", given)
         except MessageNotFoundError:
             return None
         message = object_(response, "message")

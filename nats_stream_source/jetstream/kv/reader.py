@@ -69,9 +69,6 @@ class ReadOnlyKeyValue:
         self._direct_get = DirectGet(jetstream, bucket.stream)
         self._connection = SharedConnection(jetstream.connection)
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.bucket.name}>"
-
     @property
     def name(self) -> str:
         """The bucket's name."""

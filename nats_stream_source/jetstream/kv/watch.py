@@ -30,9 +30,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -52,14 +51,11 @@ from nats_stream_source.jetstream.kv.entry import (
 from nats_stream_source.jetstream.kv.requests import last_matching_seq
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import ENDLESS, RangeRequest
-from nats_stream_source.jetstream.retry import retry_transient
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
 from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.jetstream.subjects import RESERVED, validate_filters
 from nats_stream_source.wire.columns import entry_operations, subjects
 from nats_stream_source.wire.consumer.deliveries import Deliveries
-
-T = TypeVar("T")
 
 _MIN_HEARTBEAT = 0.1  # seconds; the shortest interval that servers accept
 _CATCH_UPS = 5  # ranges that are read before the leader lists the keys
@@ -293,11 +289,12 @@ class Watch:
         for _ in range(1 + _CATCH_UPS):
             while self._delivered_through() < target:
                 yield self._select_unsent(await anext(source))
-            target = await self._retry(self._last_matching_seq)
+            target = await self._connection.retry_transient(self._last_matching_seq)
             if target <= self._delivered_through():
                 return  # no key was superseded
         if self._seen is not None:
-            yield self._select_requested(await self._retry(self._fetch_unsent_keys))
+            unsent = await self._connection.retry_transient(self._fetch_unsent_keys)
+            yield self._select_requested(unsent)
 
     def _select_unsent(self, frames: Deliveries) -> Deliveries:
         """The frames that the watch sends and has not sent yet."""
@@ -347,9 +344,6 @@ class Watch:
         jetstream = await self._connection.jetstream()
         info = await jetstream.stream_info(self.bucket.stream)
         return await last_matching_seq(jetstream, info, self.bucket, self.options.keys)
-
-    async def _retry(self, request: Callable[[], Awaitable[T]]) -> T:
-        return await retry_transient(request, self._connection.settings.connect_timeout)
 
     async def _fetch_unsent_keys(self) -> Deliveries:
         """The next revision of each key of the leader that was not sent yet."""

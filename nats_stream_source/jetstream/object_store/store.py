@@ -18,7 +18,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from nats.nuid import NUID
 
@@ -74,13 +74,6 @@ class Readable(Protocol):
 
 
 Data = bytes | bytearray | memoryview | Readable | AsyncIterable[bytes]
-
-
-class _CurrentMeta(NamedTuple):
-    """An object's current meta message: its sequence (0 if missing) and content."""
-
-    seq: int
-    info: ObjectInfo | None
 
 
 class ObjectStore(ObjectReader):
@@ -182,8 +175,8 @@ class ObjectStore(ObjectReader):
             if isinstance(error, NoStreamError):
                 raise self._import_error(error) from None
             raise
-        if old.info is not None and not old.info.deleted:
-            await self._purge_chunks(old.info)
+        if not old.deleted:
+            await self._purge_chunks(old)
         return replace(info, sequence=ack.seq)
 
     async def delete(self, name: str) -> ObjectInfo:
@@ -204,11 +197,10 @@ class ObjectStore(ObjectReader):
             return found
         info = replace(found, deleted=True, size=0, chunks=0, digest="")
         try:
-            ack, old = await self._replace_meta(info, _CurrentMeta(found.sequence, found))
+            ack, old = await self._replace_meta(info, found)
         except NoStreamError as error:
             raise self._import_error(error) from None
-        if old.info is not None:
-            await self._purge_chunks(old.info)
+        await self._purge_chunks(old)
         return replace(info, sequence=ack.seq, modified_ns=0)
 
     async def _verify_acknowledges(self) -> None:
@@ -236,7 +228,8 @@ class ObjectStore(ObjectReader):
             await asyncio.gather(*pending, return_exceptions=True)
         return digest
 
-    async def _current_meta(self, name: str) -> _CurrentMeta:
+    async def _current_meta(self, name: str) -> ObjectInfo:
+        """The object's meta data; without chunks if it is missing or invalid."""
         try:
             with encoded_name("object", name):
                 message = await self.jetstream.message(
@@ -245,9 +238,9 @@ class ObjectStore(ObjectReader):
         except StreamNotFoundError as error:
             raise self._bucket_not_found(error) from None
         if message is None:
-            return _CurrentMeta(0, None)
+            return ObjectInfo(self.bucket, name, deleted=True)
         try:
-            return _CurrentMeta(message.seq, ObjectInfo.of(message))
+            return ObjectInfo.of(message)
         except BadObjectInfoError as error:
             log.warning(
                 "replacing invalid object, its chunks stay",
@@ -255,16 +248,14 @@ class ObjectStore(ObjectReader):
                 object=name,
                 error=error,
             )
-            return _CurrentMeta(message.seq, None)
+            return ObjectInfo(self.bucket, name, sequence=message.seq, deleted=True)
 
-    async def _replace_meta(
-        self, info: ObjectInfo, old: _CurrentMeta
-    ) -> tuple[PubAck, _CurrentMeta]:
+    async def _replace_meta(self, info: ObjectInfo, old: ObjectInfo) -> tuple[PubAck, ObjectInfo]:
         """Write the meta message; return its PubAck and the meta message that it replaced."""
         # Not `retry`: each attempt expects another sequence, and the last one expects none.
         for attempt in range(_WRITE_ATTEMPTS):
             try:
-                return await self._write_meta(info, old.seq), old
+                return await self._write_meta(info, old.sequence), old
             except WrongLastSequenceError:
                 await asyncio.sleep(attempt * _RETRY_INTERVAL)
                 old = await self._current_meta(info.name)

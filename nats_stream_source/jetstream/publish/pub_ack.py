@@ -13,7 +13,6 @@ from typing import Any
 
 from nats_stream_source.err_codes import (
     STORAGE_USED_UP,
-    TOO_MANY_REQUESTS,
     TRANSIENT_REJECTIONS,
     UNAVAILABLE,
     WRONG_LAST_SEQUENCE_OF_OLD_SERVERS,
@@ -132,11 +131,6 @@ def unexpected_stream_error(expected: str, found: str, subject: str) -> Unexpect
         f"could not publish to stream {expected!r}: stream {found!r} has stored the message on "
         f"{subject!r}; publish to a subject of {expected!r}"
     )
-
-
-def too_many_messages(error: BaseException) -> bool:
-    """Whether the stream rejects a message until it has stored others (429)."""
-    return isinstance(error, PublishError) and error.err_code == TOO_MANY_REQUESTS
 
 
 def no_stream_error(subject: str) -> NoStreamError:

@@ -27,6 +27,7 @@ import nats.errors
 from nats_stream_source.connection.connection import Connection
 from nats_stream_source.connection.inbox import Inbox
 from nats_stream_source.connection.settings import PONG_TIMEOUT
+from nats_stream_source.err_codes import TOO_MANY_REQUESTS
 from nats_stream_source.errors import (
     AckTimeoutError,
     ApiError,
@@ -41,7 +42,6 @@ from nats_stream_source.jetstream.publish.pub_ack import (
     lost_error,
     no_stream_error,
     too_large_error,
-    too_many_messages,
 )
 from nats_stream_source.wire.framing.frames import Frames
 from nats_stream_source.wire.headers import is_no_responders
@@ -228,7 +228,7 @@ class Publisher:
                     if not attempts_left:
                         raise
                 except PublishError as error:
-                    rejected = too_many_messages(error)
+                    rejected = error.err_code == TOO_MANY_REQUESTS
                     waited += loop.time() - started + _RETRY_PAUSE
                     if not rejected or waited >= timeout:
                         raise

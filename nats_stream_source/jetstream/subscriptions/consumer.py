@@ -22,6 +22,7 @@ import asyncio
 import itertools
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TypeVar
 
 from nats_stream_source.aio.tasks import run_to_completion
@@ -72,6 +73,7 @@ _ACK_PREFIX = ACK_PREFIX.encode()
 _READ_GRACE = 0.02  # seconds, for what a busy event loop left in the socket
 
 
+@dataclass(slots=True, eq=False)
 class BoundConsumer:
     """A consumer in use by one subscription.
 
@@ -82,10 +84,9 @@ class BoundConsumer:
             at the end. A durable consumer that existed before is not deleted.
     """
 
-    def __init__(self, jetstream: JetStream, info: ConsumerInfo, *, created: bool) -> None:
-        self.jetstream = jetstream
-        self.info = info
-        self.created = created
+    jetstream: JetStream
+    info: ConsumerInfo
+    created: bool
 
     async def delete(self) -> None:
         """Delete the consumer if it was created for this subscription. Later calls do nothing."""

@@ -55,16 +55,12 @@ MARGIN = 1.1
 
 
 class BufferPool:
-    """Arrays in memory that is used again.
-
-    Args:
-        keep: the maximum number of unused pieces.
-    """
+    """Arrays in memory that is used again."""
 
     __slots__ = ("_unused",)
 
-    def __init__(self, keep: int = 2) -> None:
-        self._unused: deque[bytearray] = deque(maxlen=keep)
+    def __init__(self) -> None:
+        self._unused: deque[bytearray] = deque(maxlen=2)
 
     def block(self, nbytes: int) -> NDArray[np.uint8]:
         """Return an array of ``nbytes`` bytes with any content."""
@@ -206,17 +202,10 @@ def find_frames(
     size: int | None = None,
     columns: Columns | None = None,
 ) -> tuple[Table, int, int]:
-    """Find the complete frames of ``buffer[begin:size]``, which starts with a frame.
+    """Find frames with the selected scanner; as :func:`parse.find_frames`.
 
     Args:
         columns: memory for the frames of a block that is read in several pieces.
-
-    Returns:
-        the frames; the position of the unfinished tail; the length of the unfinished frame in
-        bytes, 0 while its control line is incomplete.
-
-    Raises:
-        ProtocolError: the bytes at some position are not a frame.
     """
     if _selected == "compiled":
         return find_frames_compiled(buffer, begin, size, columns)

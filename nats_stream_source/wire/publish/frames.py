@@ -45,9 +45,6 @@ class MessageColumns:
     def __len__(self) -> int:
         return len(self.subjects)
 
-    def __repr__(self) -> str:
-        return f"<MessageColumns {len(self)} messages, {int(self.sizes().sum())} bytes>"
-
     def slice(self, start: int, stop: int) -> MessageColumns:
         """The messages ``[start, stop)``; shares memory."""
         headers = None if self.headers is None else self.headers[start:stop]
@@ -139,13 +136,9 @@ def encode(
     reply = [_decimal(numbers)] if reply_suffixes is None else [_decimal(numbers), reply_suffixes]
     before_reply, crlf = _scalar(f" {reply_prefix}".encode()), _scalar(b"\r\n")
     space, empty = _scalar(b" "), _scalar(b"")
-    headers = messages.headers
-    if headers is None or headers.null_count == n:
-        frames = pc.binary_join_element_wise(
-            _scalar(b"PUB "), subjects, before_reply, *reply, space, _decimal(total), crlf,
-            payloads, crlf, empty,
-        )  # fmt: skip
-    else:
+    headers, command, block = messages.headers, _scalar(b"PUB "), list[pa.Array]()
+    sizes = [_decimal(total)]
+    if headers is not None and headers.null_count < n:
         command = _scalar(b"HPUB ")
         header_size = pc.binary_join_element_wise(_decimal(_lengths(headers)), empty, space)
         if headers.null_count:
@@ -153,10 +146,10 @@ def encode(
             command = pc.if_else(without, _scalar(b"PUB "), command)
             header_size = pc.if_else(without, empty, header_size)
             headers = headers.fill_null(b"")
-        frames = pc.binary_join_element_wise(
-            command, subjects, before_reply, *reply, space, header_size, _decimal(total), crlf,
-            headers, payloads, crlf, empty,
-        )  # fmt: skip
+        sizes, block = [header_size, *sizes], [headers]
+    frames = pc.binary_join_element_wise(
+        command, subjects, before_reply, *reply, space, *sizes, crlf, *block, payloads, crlf, empty
+    )
     offsets = np.frombuffer(frames.buffers()[1], np.int32, n + 1, frames.offset * 4)
     data = frames.buffers()[2]
     buffer = memoryview(b"" if data is None else data)[: int(offsets[-1])]

@@ -64,14 +64,6 @@ async def read(reader: Reader) -> StoredMessage:
     return await asyncio.wait_for(reader.read(request), 5)
 
 
-@pytest.mark.parametrize("first", [SILENT, NOT_FOUND], ids=["silent", "404"])
-async def test_leader_response_counts_while_direct_get_waits(
-    first: DirectGetResponse, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(readers, "_RETRY_PAUSE", 0)
-    assert await read(Reader(first, None, None)) == MESSAGE
-
-
 @pytest.mark.parametrize("second", [ConnectError("lost"), PermissionDeniedError("denied")])
 async def test_404_counts_although_later_direct_get_fails(
     second: NatsSourceError, monkeypatch: pytest.MonkeyPatch

@@ -210,7 +210,7 @@ def test_table_has_all_columns_of_its_memory() -> None:
 
 
 def test_unused_memory_is_bounded() -> None:
-    pool = BufferPool(keep=2)
+    pool = BufferPool()
     blocks = [pool.block(1000 + i) for i in range(5)]
     del blocks
     assert len(pool._unused) == 2
