@@ -185,7 +185,6 @@ class Connection:
         return connection
 
     async def __aenter__(self) -> Connection:
-        """The connection, for ``async with``, which closes it."""
         return self
 
     async def __aexit__(self, *exception: object) -> None:

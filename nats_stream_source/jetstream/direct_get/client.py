@@ -326,10 +326,7 @@ async def _messages(
 
 
 def _validate_integer(name: str, value: object, first: int = 1, *, optional: bool = False) -> None:
-    """Raise BadRequestError if ``value`` is not an integer from ``first`` to 2**64 - 1.
-
-    A bool is not an integer.
-    """
+    """Raise BadRequestError unless ``value`` is an int (no bool) from ``first`` to 2**64 - 1."""
     if optional and value is None:
         return
     if type(value) is not int or not first <= value <= _MAX_INTEGER:

@@ -395,19 +395,17 @@ class Publisher:
 
     def _process_pub_acks(self, inbox: Inbox) -> None:
         for frames in inbox.take():
-            self._process_frames(frames)
-
-    def _process_frames(self, frames: Frames) -> None:
-        if len(frames) < _COLUMNS_PAY or self._template is None:
-            self._process_one_by_one(frames)
-            return
-        all_serials, all_seqs = pub_acks.parse(frames, self._prefix.encode(), self._learned)
-        stored = all_seqs >= 0
-        serials, seqs = all_serials[stored].tolist(), all_seqs[stored].tolist()
-        template = self._template
-        self._in_flight.complete_stored(serials, seqs, template.stream, template.domain)
-        if not stored.all():
-            self._process_one_by_one(frames.select(~stored))
+            template = self._template
+            if len(frames) < _COLUMNS_PAY or template is None:
+                self._process_one_by_one(frames)
+                continue
+            serials, seqs = pub_acks.parse(frames, self._prefix.encode(), self._learned)
+            stored = seqs >= 0
+            self._in_flight.complete_stored(
+                serials[stored].tolist(), seqs[stored].tolist(), template.stream, template.domain
+            )
+            if not stored.all():
+                self._process_one_by_one(frames.select(~stored))
 
     def _process_one_by_one(self, frames: Frames) -> None:
         skip = len(self._prefix)

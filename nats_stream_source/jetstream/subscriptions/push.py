@@ -197,10 +197,9 @@ class Subscription(BaseSubscription):
         """Return the next message; None if a status was handled or the buffer is empty."""
         if self._closed:
             raise self._closed_error("closed")
-        item: JsMessage | ConsumerStatus | None
-        item, self._deferred = self._deferred, None
-        if item is not None:
-            return item
+        deferred, self._deferred = self._deferred, None
+        if deferred is not None:
+            return deferred
         item = self._buffer.next_item()
         if isinstance(item, JsMessage):
             self._deferred = item  # returned after the alarm, if there is a gap

@@ -167,10 +167,10 @@ class OrderedSubscription:
             SubscriptionClosedError: the subscription was closed.
             ConsumerLostError, DataLossError, MinLastSequenceError, ConnectError: see the module.
         """
-        loop = asyncio.get_running_loop()
-        deadline = None if timeout is None else loop.time() + timeout
+        deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
         while (frame := next(self._received, None)) is None:
-            remaining = None if deadline is None else deadline - loop.time()
+            now = asyncio.get_running_loop().time()
+            remaining = None if deadline is None else deadline - now
             try:
                 arrived = await self._batches.advance(remaining)
             except StopAsyncIteration:

@@ -294,12 +294,11 @@ def verify_consumer(request: SubscribeRequest, info: ConsumerInfo) -> None:
             f"{', '.join(sorted(expected))}; change subject or use another consumer",
         )
     is_pull = not info.config.get("deliver_subject")
-    if is_pull and not request.pull:
-        refuse(
-            ConsumerModeError, "is a pull consumer, expected a push consumer; call subscribe_pull"
-        )
-    if request.pull and not is_pull:
-        refuse(ConsumerModeError, "is a push consumer, expected a pull consumer; call subscribe")
+    if is_pull != request.pull:
+        found, wanted = ("pull", "push") if is_pull else ("push", "pull")
+        call = "subscribe_pull" if is_pull else "subscribe"
+        problem = f"is a {found} consumer, expected a {wanted} consumer; call {call}"
+        refuse(ConsumerModeError, problem)
     if changed := differences(config, info.config):
         refuse(
             ConsumerDiffersError,

@@ -54,11 +54,7 @@ class Deliveries(Frames):
 
     @classmethod
     def of(cls, frames: Frames) -> Deliveries:
-        """Return frames that are deliveries (:func:`is_delivery`), with their numbers.
-
-        Raises:
-            ProtocolError: as :meth:`AckReply.parse`, for the first invalid reply.
-        """
+        """Return deliveries with their numbers; ProtocolError as :meth:`AckReply.parse`."""
         if isinstance(frames, cls):
             return frames
         table, in_sequence = frames.table, frames.in_sequence
