@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from nats_stream_source.options import Mode, kv_options
 from nats_stream_source.rows.arrow import arrow_schema
-from nats_stream_source.rows.base import BatchSplit
+from nats_stream_source.rows.base import Split
 from nats_stream_source.rows.formats import KvFormat
 from nats_stream_source.spark.planning.batch_planner import BatchPlanner
 from nats_stream_source.spark.reading.batch import batch_rows
@@ -48,7 +48,7 @@ def read_bucket(bucket: str, **options: str) -> pa.RecordBatchReader:
     return pa.RecordBatchReader.from_batches(schema, _read(splits, adapter))
 
 
-def _planned(adapter: KvFormat) -> list[BatchSplit]:
+def _planned(adapter: KvFormat) -> list[Split]:
     runner = Runner(adapter.options.connection)
     try:
         tasks = runner.plan(BatchPlanner(adapter, runner.connection).tasks)
@@ -57,7 +57,7 @@ def _planned(adapter: KvFormat) -> list[BatchSplit]:
         runner.close()
 
 
-def _read(splits: list[BatchSplit], adapter: KvFormat) -> Iterator[pa.RecordBatch]:
+def _read(splits: list[Split], adapter: KvFormat) -> Iterator[pa.RecordBatch]:
     with ThreadPoolExecutor(1, "read_bucket") as thread:
         rows = batch_rows(splits, adapter) if splits else iter(())
         try:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from nats_stream_source.errors import UndecodableError
@@ -277,38 +276,23 @@ class Split:
         return str(self.range)
 
 
-class BatchReadKind(Enum):
-    """The messages of its range that a task of a batch reads.
-
-    ``RANGE``: every message. ``CURRENT``: the last message of each subject, at least as new as the
-    end of the range (``reading.latest_values``). ``AS_OF``: the last message of each subject
-    at the end of the range (``reading.as_of``).
-    """
-
-    RANGE = "range"
-    CURRENT = "current"
-    AS_OF = "as of"
-
-
-@dataclass(frozen=True, slots=True)
-class BatchSplit:
-    """A split of a batch.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSplit(Split):
+    """A range of which a task of a batch reads the last message of each subject.
 
     Attributes:
+        as_of: the last ones at the end of the range (``reading.as_of``); else those of now, at
+            least as new as the end (``reading.latest_values``).
         planned: the stream when the split was planned.
         history: the maximum number of messages per subject; -1 for no limit.
         subject_count: the number of subjects that the stream had; None where the query reads some
             of them only.
     """
 
-    split: Split
-    kind: BatchReadKind
+    as_of: bool
     planned: StreamInfo
     history: int
     subject_count: int | None
-
-    def __str__(self) -> str:
-        return f"{self.split} {self.kind.value}"
 
 
 MESSAGE_TTLS = "allow_msg_ttl"

@@ -30,7 +30,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
 from nats_stream_source.errors import OffsetError
-from nats_stream_source.rows.base import BatchSplit, FormatAdapter, Split
+from nats_stream_source.rows.base import FormatAdapter, Split
 from nats_stream_source.rows.offsets import Offset
 
 if TYPE_CHECKING:
@@ -46,13 +46,12 @@ class NatsInputPartition(InputPartition):
     """The splits that one task reads, one after the other.
 
     Attributes:
-        splits: of a micro-batch (:class:`Split`) or of a batch (:class:`BatchSplit`): one, or
-            several where the query reads several streams.
+        splits: one, or several where the query reads several streams.
         running: whether the query had an earlier micro-batch with rows since its start: then
             executors have reached the servers before.
     """
 
-    splits: tuple[Split, ...] | tuple[BatchSplit, ...]
+    splits: tuple[Split, ...]
     running: bool = False
 
     def __repr__(self) -> str:
@@ -133,8 +132,7 @@ class StreamReader(DataSourceStreamReader):
         exempt_modules()
         assert isinstance(partition, NatsInputPartition)
         timeout = self._adapter.options.common.outage_timeout
-        splits = [split for split in partition.splits if isinstance(split, Split)]
-        rows = read_splits(splits, self._adapter, timeout, running=partition.running)
+        rows = read_splits(partition.splits, self._adapter, timeout, running=partition.running)
         rows = self._adapter.reported(rows)
         return rows if self._task_counts is None else self._task_counts.counted(rows)
 
@@ -173,8 +171,7 @@ class BatchReader(DataSourceReader):
         exempt_modules()
         if not isinstance(partition, NatsInputPartition):
             return iter(())  # Spark replaces an empty list by a partition of its own
-        splits = [split for split in partition.splits if isinstance(split, BatchSplit)]
-        return batch_rows(splits, self._adapter)
+        return batch_rows(partition.splits, self._adapter)
 
 
 class NoAdmissionReader(StreamReader):

@@ -22,14 +22,15 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 
 from nats_stream_source.errors import OptionError
-from nats_stream_source.jetstream.ordered.request import ENDLESS
+from nats_stream_source.jetstream.ordered.request import ENDLESS, RangeRequest
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.options import DeliverPolicy, KvOptions, StreamOptions
-from nats_stream_source.rows.base import BatchReadKind, BatchSplit, FormatAdapter, Split, StreamView
+from nats_stream_source.rows.base import FormatAdapter, Split, StateSplit, StreamView
 from nats_stream_source.rows.data_loss import report_aged_out
 from nats_stream_source.rows.start_position import resolve_start, seq_before_time, validate_past
 from nats_stream_source.spark.planning.limits import Limits, plan_tasks
@@ -59,7 +60,7 @@ class BatchPlanner:
         self._cores = cores or os.cpu_count() or 1
         self._min_partitions = adapter.options.common.min_partitions or 1
 
-    async def tasks(self) -> list[tuple[BatchSplit, ...]]:
+    async def tasks(self) -> list[tuple[Split, ...]]:
         """The splits by the task that reads them; an empty list for an empty batch.
 
         A task reads several small streams one after the other over one connection.
@@ -71,21 +72,21 @@ class BatchPlanner:
             await OtherSubjectsWarning().check(view)
         messages = {name: view.info.messages for name, view in views.items()}
 
-        async def plan(name: str, min_splits: int) -> list[tuple[BatchSplit, int]]:
+        async def plan(name: str, min_splits: int) -> list[tuple[Split, int]]:
             splits = await self._splits(views[name], min_splits)
-            return [(split, _rows(split)) for split in splits]
+            return [(split, _rows(views[name].info, split.range)) for split in splits]
 
         return await plan_tasks(
             messages, plan, min_partitions=self._min_partitions, cores=self._cores
         )
 
-    async def _splits(self, view: StreamView, min_splits: int) -> list[BatchSplit]:
+    async def _splits(self, view: StreamView, min_splits: int) -> Sequence[Split]:
         self._validate_positions(view.info)
         as_of = await self._as_of_sequence(view)
         if as_of is not None:
-            return self._plan_state(view, BatchReadKind.AS_OF, as_of)
+            return self._plan_state(view, as_of, as_of=True)
         if self._adapter.last_per_subject:
-            return self._plan_state(view, BatchReadKind.CURRENT, view.info.last_seq)
+            return self._plan_state(view, view.info.last_seq, as_of=False)
         return await self._plan_range(view, min_splits)
 
     def _validate_positions(self, info: StreamInfo) -> None:
@@ -128,16 +129,26 @@ class BatchPlanner:
         next_microsecond = (options.as_of_time // 1000 + 1) * 1000
         return await seq_before_time(view.jetstream, view.info, next_microsecond)
 
-    def _plan_state(self, view: StreamView, kind: BatchReadKind, end: int) -> list[BatchSplit]:
+    def _plan_state(self, view: StreamView, end: int, *, as_of: bool) -> Sequence[Split]:
         info, scope = view.info, view.scope
-        if not end or (kind is BatchReadKind.CURRENT and not info.messages):
+        if not end or not (as_of or info.messages):
             return []
         # With one message per subject, every message is its subject's last.
-        last_per_subject = kind is BatchReadKind.CURRENT and scope.history != 1
+        last_per_subject = not as_of and scope.history != 1
         start = 0 if last_per_subject else min(info.first_seq - 1, end)
-        return [self._split(view, kind, start, end, last_per_subject)]
+        return [
+            StateSplit(
+                self._request(view, start, end, last_per_subject),
+                scope.prefix,
+                ENDLESS,
+                as_of=as_of,
+                planned=info,
+                history=scope.history,
+                subject_count=None if scope.filters else info.subjects,
+            )
+        ]
 
-    async def _plan_range(self, view: StreamView, min_splits: int) -> list[BatchSplit]:
+    async def _plan_range(self, view: StreamView, min_splits: int) -> Sequence[Split]:
         adapter, info = self._adapter, view.info
         position = adapter.start_of(info.name)
         policy = position.policy
@@ -155,7 +166,12 @@ class BatchPlanner:
         ends = await Limits(self._cores).split_ends(view, start, end, min_splits)
         starts = [start, *ends[:-1]]
         return [
-            self._split(view, BatchReadKind.RANGE, first, last, missing_is_loss=missing_is_loss)
+            Split(
+                self._request(view, first, last),
+                view.scope.prefix,
+                ENDLESS,
+                max(first + 1, info.first_seq) if missing_is_loss else None,
+            )
             for first, last in zip(starts, ends, strict=True)
         ]
 
@@ -168,36 +184,17 @@ class BatchPlanner:
                 return await seq_before_time(view.jetstream, view.info, options.end_time)
         return view.info.last_seq
 
-    def _split(
-        self,
-        view: StreamView,
-        kind: BatchReadKind,
-        start: int,
-        end: int,
-        last_per_subject: bool = False,
-        missing_is_loss: bool = False,
-    ) -> BatchSplit:
-        info, scope = view.info, view.scope
-        split = Split(
-            range=self._adapter.range_request(
-                scope,
-                info.name,
-                KnownStream.of(info),
-                start,
-                end,
-                last_per_subject=last_per_subject,
-            ),
-            prefix=scope.prefix,
-            initial_through=ENDLESS,
-            required_from=max(start + 1, info.first_seq) if missing_is_loss else None,
+    def _request(
+        self, view: StreamView, start: int, end: int, last_per_subject: bool = False
+    ) -> RangeRequest:
+        name, known = view.info.name, KnownStream.of(view.info)
+        return self._adapter.range_request(
+            view.scope, name, known, start, end, last_per_subject=last_per_subject
         )
-        subject_count = None if scope.filters else info.subjects
-        return BatchSplit(split, kind, info, scope.history, subject_count)
 
 
-def _rows(split: BatchSplit) -> int:
-    """The number of messages of a split, if the stream has them at equal distances."""
-    info, request = split.planned, split.split.range
+def _rows(info: StreamInfo, request: RangeRequest) -> int:
+    """The number of messages of a range, if the stream has them at equal distances."""
     sequences = max(1, info.last_seq - info.first_seq + 1)
-    of_split = request.end - max(request.start, info.first_seq - 1)
-    return max(0, info.messages * min(of_split, sequences) // sequences)
+    of_range = request.end - max(request.start, info.first_seq - 1)
+    return max(0, info.messages * min(of_range, sequences) // sequences)

@@ -51,7 +51,7 @@ from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import is_literal
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.logs import field_logger
-from nats_stream_source.rows.base import MESSAGE_TTLS, BatchSplit, FormatAdapter, removal_settings
+from nats_stream_source.rows.base import MESSAGE_TTLS, FormatAdapter, StateSplit, removal_settings
 from nats_stream_source.spark.reading.latest_values import (
     CatchUpReader,
     SubjectsSeen,
@@ -83,9 +83,9 @@ Unknown = Mapping[Cause, Sequence[str]]
 """The subjects whose entries are missing, by cause."""
 
 
-def read_as_of(batch_split: BatchSplit, adapter: FormatAdapter) -> Iterator[pa.RecordBatch]:
+def read_as_of(split: StateSplit, adapter: FormatAdapter) -> Iterator[pa.RecordBatch]:
     """Yield the rows in the order of their revisions."""
-    split, runner = batch_split.split, cached_runner(adapter.options.connection)
+    runner = cached_runner(adapter.options.connection)
     received = 0
     last, whole = _LastSequences(), replace(split.range, headers_only=True)
     reader = OrderedReader(runner.connection, whole)
@@ -94,7 +94,7 @@ def read_as_of(batch_split: BatchSplit, adapter: FormatAdapter) -> Iterator[pa.R
             received += len(frames)
             last.add(frames)
     last.finish()
-    info = _verify_complete(runner, batch_split, adapter, reader.info, last.names, received)
+    info = _verify_complete(runner, split, adapter, reader.info, last.names, received)
     if not last.names:
         return
     # A revision may be a key's last only because later ones, up to `end`, were removed before they
@@ -104,12 +104,12 @@ def read_as_of(batch_split: BatchSplit, adapter: FormatAdapter) -> Iterator[pa.R
     with contextlib.closing(runner.iterate(range_frames(reader))) as batches:
         for frames in batches:
             yield from adapter.rows(last.select(frames), split)
-    _report(batch_split, adapter, {Cause.SUPERSEDED: last.missing()}, [])
+    _report(split, adapter, {Cause.SUPERSEDED: last.missing()}, [])
 
 
 def _verify_complete(
     runner: Runner,
-    batch_split: BatchSplit,
+    split: StateSplit,
     adapter: FormatAdapter,
     info: StreamInfo,
     names: pa.Array,
@@ -126,16 +126,16 @@ def _verify_complete(
     Returns:
         The stream after the messages that follow the range were read.
     """
-    request, seen = batch_split.split.range, SubjectsSeen()
+    request, seen = split.range, SubjectsSeen()
     seen.add(names)
 
     def has_all(info: StreamInfo) -> bool:
         return received == request.end or info.messages == info.last_seq
 
     def is_complete(info: StreamInfo) -> bool:
-        return has_all(info) or all_subjects_seen(batch_split, info, len(seen))
+        return has_all(info) or all_subjects_seen(split, info, len(seen))
 
-    catch_up, late = CatchUpReader(runner, batch_split, info), list[str]()
+    catch_up, late = CatchUpReader(runner, split, info), list[str]()
     for frames in catch_up.frames(is_complete, headers_only=True):
         late += subjects(seen.first_messages(frames), replace=True).to_pylist()
 
@@ -145,7 +145,7 @@ def _verify_complete(
         if not (catch_up.caught_up or is_complete(catch_up.info)):
             listed = await list_subjects(jetstream, request.stream, request.subject_filters)
             missing = seen.missing(listed)
-        return await _unknown(jetstream, batch_split, late + missing)
+        return await _unknown(jetstream, split, late + missing)
 
     found = {} if has_all(catch_up.info) else runner.retry_transient(unknown)
     if received == request.end:
@@ -154,15 +154,14 @@ def _verify_complete(
     # If the range ended at the stream's last message, messages removed before the plan were not
     # part of the state, and none was removed since if as many subjects were received as planned.
     # For some keys only, that number is unknown, but limits remove the oldest messages first.
-    if batch_split.subject_count is None:
+    if split.subject_count is None:
         all_received = (
-            catch_up.info.first_seq == batch_split.planned.first_seq
-            and MESSAGE_TTLS not in removals
+            catch_up.info.first_seq == split.planned.first_seq and MESSAGE_TTLS not in removals
         )
     else:
-        all_received = batch_split.subject_count == len(names)
-    exact = request.end >= batch_split.planned.last_seq and all_received
-    _report(batch_split, adapter, found, [] if exact else removals)
+        all_received = split.subject_count == len(names)
+    exact = request.end >= split.planned.last_seq and all_received
+    _report(split, adapter, found, [] if exact else removals)
     return catch_up.info
 
 
@@ -221,9 +220,9 @@ class _LastSequences:
         return names
 
 
-async def _unknown(jetstream: JetStream, batch_split: BatchSplit, names: Sequence[str]) -> Unknown:
+async def _unknown(jetstream: JetStream, split: StateSplit, names: Sequence[str]) -> Unknown:
     """The subjects of ``names``, not received, that may have had a message at ``end``."""
-    request, history = batch_split.split.range, batch_split.history
+    request, history = split.range, split.history
     stream = request.stream
 
     async def cause(name: str) -> Cause | None:
@@ -260,11 +259,10 @@ def _untraced_removals(info: StreamInfo) -> list[str]:
 
 
 def _report(
-    batch_split: BatchSplit, adapter: FormatAdapter, unknown: Unknown, removals: Sequence[str]
+    split: StateSplit, adapter: FormatAdapter, unknown: Unknown, removals: Sequence[str]
 ) -> None:
     """Raise DataLossError, or log a warning, if a part of the state is unknown."""
-    split, history = batch_split.split, batch_split.history
-    stream = split.range.stream
+    history, stream = split.history, split.range.stream
     observed = []
     actions = ["set failOnDataLoss=false to leave out the unknown entries"]
     if superseded := unknown.get(Cause.SUPERSEDED):

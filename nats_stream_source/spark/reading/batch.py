@@ -7,17 +7,16 @@ from itertools import chain
 
 import pyarrow as pa
 
-from nats_stream_source.rows.base import BatchReadKind, BatchSplit, FormatAdapter
+from nats_stream_source.rows.base import FormatAdapter, Split, StateSplit
 from nats_stream_source.spark.reading.as_of import read_as_of
 from nats_stream_source.spark.reading.latest_values import read_latest_values
 from nats_stream_source.spark.reading.split_reader import read_splits
 
 
-def batch_rows(splits: Sequence[BatchSplit], adapter: FormatAdapter) -> Iterator[pa.RecordBatch]:
+def batch_rows(splits: Sequence[Split], adapter: FormatAdapter) -> Iterator[pa.RecordBatch]:
     """Yield the rows of splits, which are all of one kind, and report what was left out."""
-    if splits[0].kind is BatchReadKind.RANGE:
-        rows = read_splits([split.split for split in splits], adapter)
-    else:
-        read = read_latest_values if splits[0].kind is BatchReadKind.CURRENT else read_as_of
-        rows = chain.from_iterable(read(split, adapter) for split in splits)
-    return adapter.reported(rows)
+    states = [split for split in splits if isinstance(split, StateSplit)]
+    if not states:
+        return adapter.reported(read_splits(splits, adapter))
+    read = read_as_of if states[0].as_of else read_latest_values
+    return adapter.reported(chain.from_iterable(read(split, adapter) for split in states))

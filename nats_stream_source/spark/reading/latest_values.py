@@ -49,7 +49,7 @@ from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import is_literal
 from nats_stream_source.logs import field_logger
-from nats_stream_source.rows.base import BatchSplit, FormatAdapter, removal_settings
+from nats_stream_source.rows.base import FormatAdapter, StateSplit, removal_settings
 from nats_stream_source.spark.reading.split_reader import range_frames
 from nats_stream_source.spark.runner import Runner, cached_runner
 from nats_stream_source.wire.columns import subjects
@@ -58,9 +58,9 @@ from nats_stream_source.wire.consumer.deliveries import Deliveries
 log = field_logger(__name__)
 
 
-def read_latest_values(batch_split: BatchSplit, adapter: FormatAdapter) -> Iterator[pa.RecordBatch]:
+def read_latest_values(split: StateSplit, adapter: FormatAdapter) -> Iterator[pa.RecordBatch]:
     """Yield the rows: those of the planned range in the order of their sequences, then others."""
-    split, runner = batch_split.split, cached_runner(adapter.options.connection)
+    runner = cached_runner(adapter.options.connection)
     seen = SubjectsSeen()
     reader = OrderedReader(runner.connection, split.range)
     with contextlib.closing(runner.iterate(range_frames(reader))) as batches:
@@ -68,20 +68,20 @@ def read_latest_values(batch_split: BatchSplit, adapter: FormatAdapter) -> Itera
             if len(frames):
                 seen.add(subjects(frames, replace=True))
             yield from adapter.rows(frames, split)
-    in_range, catch_up = len(seen), CatchUpReader(runner, batch_split, reader.info)
+    in_range, catch_up = len(seen), CatchUpReader(runner, split, reader.info)
 
     def is_complete(info: StreamInfo) -> bool:
         # The range delivers each subject once, so this count is exact.
-        all_in_range = in_range == batch_split.subject_count
-        return all_in_range or all_subjects_seen(batch_split, info, len(seen))
+        all_in_range = in_range == split.subject_count
+        return all_in_range or all_subjects_seen(split, info, len(seen))
 
     for frames in catch_up.frames(is_complete, headers_only=split.range.headers_only):
         yield from adapter.rows(seen.first_messages(frames), split)
     # A TTL that removes a message may uncover an older one, without a new message.
-    uncovers = batch_split.history != 1 and catch_up.info.config.get("allow_msg_ttl")
+    uncovers = split.history != 1 and catch_up.info.config.get("allow_msg_ttl")
     if is_complete(catch_up.info) or (catch_up.caught_up and not uncovers):
         return
-    missing = _missing_messages(runner.connection, batch_split, adapter, seen)
+    missing = _missing_messages(runner.connection, split, adapter, seen)
     with contextlib.closing(runner.iterate(missing)) as batches:
         for frames in batches:
             yield from adapter.rows(frames, split)
@@ -90,12 +90,12 @@ def read_latest_values(batch_split: BatchSplit, adapter: FormatAdapter) -> Itera
 
 async def _missing_messages(
     connection: ReusableConnection,
-    batch_split: BatchSplit,
+    split: StateSplit,
     adapter: FormatAdapter,
     seen: SubjectsSeen,
 ) -> AsyncIterator[Deliveries]:
     """The last message of each subject that the leader lists and that was not received."""
-    request, timeout = batch_split.split.range, adapter.options.connection.connect_timeout
+    request, timeout = split.range, adapter.options.connection.connect_timeout
     stream = request.stream
 
     async def leader_subjects() -> set[str]:
@@ -168,9 +168,9 @@ class CatchUpReader:
         caught_up: whether no message followed the last of them, or the split's range.
     """
 
-    def __init__(self, runner: Runner, batch_split: BatchSplit, info: StreamInfo) -> None:
+    def __init__(self, runner: Runner, split: StateSplit, info: StreamInfo) -> None:
         self._runner = runner
-        self._range = batch_split.split.range
+        self._range = split.range
         self.info = info
         self.caught_up = False
 
@@ -219,14 +219,14 @@ class CatchUpReader:
         self.info = reader.info
 
 
-def all_subjects_seen(batch_split: BatchSplit, info: StreamInfo, seen: int) -> bool:
+def all_subjects_seen(split: StateSplit, info: StreamInfo, seen: int) -> bool:
     """Whether as many subjects were received as the stream has.
 
     The number is sufficient where a subject is never removed: the plan rules out limits that remove
     one, and after a purge through the stream API the stream has fewer. It does not detect a subject
     that was purged while another one was created.
     """
-    planned = batch_split.subject_count
-    if planned is None or removal_settings(batch_split.planned.config):
+    planned = split.subject_count
+    if planned is None or removal_settings(split.planned.config):
         return False
     return planned <= info.subjects == seen

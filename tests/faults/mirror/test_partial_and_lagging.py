@@ -195,7 +195,7 @@ def test_partial_mirror_serves_direct_get_of_batch(
     for narrow in filters:
         with Proxy(shared_server.port) as proxy:
             options = {**batch_options(recorded, what), **narrow}
-            tasks = [one.splits[0].split for one in tasks_of(batch_reader(proxy.url, **options))]
+            tasks = [one.splits[0] for one in tasks_of(batch_reader(proxy.url, **options))]
             if what in ("all", "stream"):
                 assert asked_a_mirror(proxy)
             rows = read_sorted(proxy.url, options)

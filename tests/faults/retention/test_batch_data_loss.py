@@ -85,13 +85,13 @@ def test_messages_purged_between_planning_and_reading(
     reader, accepting, tasks = planned(
         recorded_batch.url, batch_options(recorded_batch, what), tasks=4
     )
-    ends = [task.splits[0].split.range.end for task in tasks]
+    ends = [task.splits[0].range.end for task in tasks]
     assert ends == [200, 400, 600, COUNT]
     rows = rows_with(reader, tasks[:done])
     purge(recorded_batch, through)
     told = []
     for task in tasks[done:]:
-        plan = task.splits[0].split
+        plan = task.splits[0]
         if gone := range(plan.range.start + 1, min(through, plan.range.end) + 1):
             told.append(gone)
             with pytest.raises(DataLossError, match=aged_out_text(gone)):

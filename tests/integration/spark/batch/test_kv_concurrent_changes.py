@@ -13,7 +13,7 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import BucketNotFoundError, DataLossError
 from nats_stream_source.jetstream.api import list_subjects
-from nats_stream_source.rows.base import BatchReadKind
+from nats_stream_source.rows.base import StateSplit
 from nats_stream_source.spark.reading import latest_values
 from nats_stream_source.spark.runner import close_cached_runners
 from tests.support.event_loop import run
@@ -104,8 +104,8 @@ def test_complete_though_all_is_overwritten(
         wait_until(lambda: writers.written > enough, "keys overwritten since the plan")
         rows = list(rows_of_task(reader, task))
     close_cached_runners()
-    assert task.splits[0].kind is BatchReadKind.CURRENT
-    end = task.splits[0].split.range.end
+    assert isinstance(task.splits[0], StateSplit)
+    end = task.splits[0].range.end
     newer = [row for row in rows if row["revision"] > end]
     assert newer  # keys were overwritten while the batch was read
     assert len(newer) < len(rows)
