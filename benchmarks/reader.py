@@ -96,8 +96,8 @@ def _messages(size: int, headers: bool, rows: int) -> Iterator[Message]:
 
 def _read(runner: Runner, created: str, rows: int) -> None:
     query = KvFormat(kv_options({"servers": "nats://127.0.0.1", "bucket": "bench"}))
-    request = RangeRequest("KV_bench", KnownStream(created), 0, rows)
-    split = Split(request, "$KV.bench.", initial_through=0)
+    request = RangeRequest("KV_bench", KnownStream(created), 0, rows, prefix="$KV.bench.")
+    split = Split(request, initial_through=0)
     reader = OrderedReader(runner.connection, split.range)
     count = 0
     for frames in runner.iterate(reader.batches()):

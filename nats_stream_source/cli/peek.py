@@ -45,7 +45,6 @@ from nats_stream_source.errors import OptionError, StreamNotFoundError
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
-from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.options import kv_options, stream_options
 from nats_stream_source.rows.base import FormatAdapter, Split
@@ -205,11 +204,8 @@ class _Source:
         if start >= self.info.last_seq:
             return
         scope = self.adapter.read_scope(self.info)
-        known = KnownStream.of(self.info)
-        request = self.adapter.range_request(
-            scope, self.info.name, known, start, self.info.last_seq
-        )
-        split = Split(request, scope.prefix, initial_through=0)
+        request = self.adapter.range_request(scope, self.info, start, self.info.last_seq)
+        split = Split(request, initial_through=0)
         reader = OrderedReader(self.connection, request)
         # Also deletes the consumer if the caller stops early.
         async with contextlib.aclosing(reader.batches()) as batches:

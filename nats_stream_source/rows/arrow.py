@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from nats_stream_source.errors import ProtocolError
 from nats_stream_source.jetstream.kv.codec import KvCodec, OnUndecodable, SkippedEntries
 from nats_stream_source.jetstream.subjects import bucket_of
 from nats_stream_source.jetstream.times import nanoseconds
@@ -51,14 +50,7 @@ def kv_batch(
 ) -> pa.RecordBatch:
     """The rows of ``nats_kv``, in the order of ``frames``; see :meth:`KvFormat.record_batch`."""
     count = len(frames)
-    bucket = bucket_of(split.range.stream)
-    try:
-        key = subjects(frames, after=split.prefix)
-    except ValueError:
-        raise ProtocolError(
-            f"could not read a key of bucket {bucket!r}: a subject does not start with "
-            f"{split.prefix!r}"
-        ) from None
+    bucket, key = bucket_of(split.range.stream), subjects(frames, after=split.range.prefix)
     value = pa.nulls(count, pa.binary()) if options.meta_only else payloads(frames)
     kept, operation = None, _constant_column("PUT", pa.string(), count)
     if (marked := entry_operations(frames)) is not None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from nats_stream_source.errors import UndecodableError
 from nats_stream_source.jetstream.ordered.request import RangeRequest
+from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.options import (
     DeliverPolicy,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from nats_stream_source.jetstream.api import JetStream
-    from nats_stream_source.jetstream.stream_identity import KnownStream
     from nats_stream_source.wire.consumer.deliveries import Deliveries
 
 
@@ -197,8 +197,7 @@ class FormatAdapter(ABC):
     def range_request(
         self,
         scope: ReadScope,
-        stream: str,
-        known: KnownStream,
+        info: StreamInfo,
         start: int,
         end: int,
         *,
@@ -215,8 +214,8 @@ class FormatAdapter(ABC):
         # A server rejects last_per_subject without a filter.
         match_all = (scope.match_all,) if last_per_subject else ()
         return RangeRequest(
-            stream=stream,
-            known=known,
+            stream=info.name,
+            known=KnownStream.of(info),
             start=start,
             end=end,
             filters=scope.filters or match_all,
@@ -257,7 +256,6 @@ class Split:
 
     Attributes:
         range: the request of the ordered consumer that reads it.
-        prefix: the part of every subject before the key.
         initial_through: rows up to this sequence are initial values.
         required_from: the first sequence of the range that the stream had when it was planned, if
             every message is required: messages that age out before they are read are a data loss.
@@ -267,7 +265,6 @@ class Split:
     """
 
     range: RangeRequest
-    prefix: str
     initial_through: int
     required_from: int | None = None
     expiry_allowed_through: int = 0

@@ -17,7 +17,6 @@ import pyarrow as pa
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import ENDLESS
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
-from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.rows.base import FormatAdapter, Split
 from nats_stream_source.wire.consumer.deliveries import Deliveries
@@ -66,13 +65,11 @@ class EndlessRead:
         max_rows: int | None = None,
         max_bytes: int | None = None,
     ) -> None:
-        scope = adapter.read_scope(info)
-        known = KnownStream.of(info)
         request = adapter.range_request(
-            scope, info.name, known, start, ENDLESS, last_per_subject=last_per_subject
+            adapter.read_scope(info), info, start, ENDLESS, last_per_subject=last_per_subject
         )
         self._adapter = adapter
-        self._split = Split(request, scope.prefix, initial_through)
+        self._split = Split(request, initial_through)
         self.position = start
         self._leader = info.leader if at_leader else None
         minimum = initial_through if initial_through > start else None

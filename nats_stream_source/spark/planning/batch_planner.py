@@ -27,7 +27,6 @@ from collections.abc import Sequence
 from nats_stream_source.errors import OptionError
 from nats_stream_source.jetstream.ordered.request import ENDLESS, RangeRequest
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
-from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.options import DeliverPolicy, KvOptions, StreamOptions
 from nats_stream_source.rows.base import FormatAdapter, Split, StateSplit, StreamView
@@ -138,8 +137,9 @@ class BatchPlanner:
         start = 0 if last_per_subject else min(info.first_seq - 1, end)
         return [
             StateSplit(
-                self._request(view, start, end, last_per_subject),
-                scope.prefix,
+                self._adapter.range_request(
+                    scope, info, start, end, last_per_subject=last_per_subject
+                ),
                 ENDLESS,
                 as_of=as_of,
                 planned=info,
@@ -167,8 +167,7 @@ class BatchPlanner:
         starts = [start, *ends[:-1]]
         return [
             Split(
-                self._request(view, first, last),
-                view.scope.prefix,
+                adapter.range_request(view.scope, info, first, last),
                 ENDLESS,
                 max(first + 1, info.first_seq) if missing_is_loss else None,
             )
@@ -183,14 +182,6 @@ class BatchPlanner:
             if options.end_time is not None:
                 return await seq_before_time(view.jetstream, view.info, options.end_time)
         return view.info.last_seq
-
-    def _request(
-        self, view: StreamView, start: int, end: int, last_per_subject: bool = False
-    ) -> RangeRequest:
-        name, known = view.info.name, KnownStream.of(view.info)
-        return self._adapter.range_request(
-            view.scope, name, known, start, end, last_per_subject=last_per_subject
-        )
 
 
 def _rows(info: StreamInfo, request: RangeRequest) -> int:

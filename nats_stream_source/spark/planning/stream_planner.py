@@ -201,16 +201,15 @@ class StreamPlanner:
         ends = [last]
         if not last_per_subject:
             ends = await self._limits.split_ends(view, first, last, min_splits)
-        known = KnownStream(end.created, last, time)
         whole = self._adapter.range_request(
-            scope, info.name, known, first, last, last_per_subject=last_per_subject
+            scope, info, first, last, last_per_subject=last_per_subject
         )
+        whole = replace(whole, known=KnownStream(end.created, last, time))
         splits = []
         for split_end in ends:
             splits.append(
                 Split(
                     range=replace(whole, start=first, end=split_end),
-                    prefix=scope.prefix,
                     initial_through=end.initial_through,
                     required_from=max(first + 1, info.first_seq) if missing_is_loss else None,
                     expiry_allowed_through=expiry_allowed_through,

@@ -262,19 +262,18 @@ def _report(
     split: StateSplit, adapter: FormatAdapter, unknown: Unknown, removals: Sequence[str]
 ) -> None:
     """Raise DataLossError, or log a warning, if a part of the state is unknown."""
-    history, stream = split.history, split.range.stream
+    history, stream, prefix = split.history, split.range.stream, split.range.prefix
     observed = []
     actions = ["set failOnDataLoss=false to leave out the unknown entries"]
     if superseded := unknown.get(Cause.SUPERSEDED):
         kept = "" if history < 1 else f", of which the bucket keeps {history} per key"
         observed.append(
-            f"the entries of {_named(superseded, split.prefix)} were superseded by later "
-            f"revisions{kept}"
+            f"the entries of {_named(superseded, prefix)} were superseded by later revisions{kept}"
         )
         actions.append("keep more with a deeper history of the bucket")
     if purged := unknown.get(Cause.PURGED):
         observed.append(
-            f"the entries of {_named(purged, split.prefix)} were removed by a later purge or expiry"
+            f"the entries of {_named(purged, prefix)} were removed by a later purge or expiry"
         )
         actions.append("delete keys with a DEL marker, which keeps their revisions")
     if removals:

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from nats_stream_source.errors import ProtocolError, UndecodableError
+from nats_stream_source.errors import UndecodableError
 from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.options import kv_options
@@ -42,16 +42,16 @@ FRAMES = Framer().feed(
     + delivery(12, "a.x", b"", b"Status: 404")
 )
 
+RANGE = RangeRequest("KV_b", KnownStream(CREATED), 0, 20, prefix="$KV.b.")
+
 
 def kv_format(**options: str) -> KvFormat:
     return KvFormat(kv_options({"servers": "nats://127.0.0.1", "bucket": "b", **options}))
 
 
-def rows(
-    frames: Frames = FRAMES, prefix: str = "$KV.b.", initial_through: int = 8, **options: str
-) -> list[dict[str, Any]]:
+def rows(frames: Frames = FRAMES, initial_through: int = 8, **options: str) -> list[dict[str, Any]]:
     query = kv_format(**options)
-    split = Split(RangeRequest("KV_b", KnownStream(CREATED), 0, 20), prefix, initial_through)
+    split = Split(RANGE, initial_through)
     batch = query.record_batch(Deliveries.of(frames), split)
     batch.validate(full=True)
     assert batch.schema.equals(arrow_schema("nats_kv", query.options.added_columns))
@@ -98,11 +98,6 @@ def test_rows_without_values() -> None:
 
 def test_rows_without_markers() -> None:
     assert column("revision", ignoreDeletes="true") == [7, 12]
-
-
-def test_subject_of_other_bucket_is_refused() -> None:
-    with pytest.raises(ProtocolError, match=r"'b': a subject does not start with '\$KV\.c\.'"):
-        rows(prefix="$KV.c.")
 
 
 ENCODED = Framer().feed(
@@ -161,7 +156,7 @@ def test_undecodable_entries_are_null() -> None:
 
 def test_undecodable_entries_are_skipped(caplog: pytest.LogCaptureFixture) -> None:
     query = kv_format(**CODECS, onUndecodable="skip", ignoreDeletes="true")
-    split = Split(RangeRequest("KV_b", KnownStream(CREATED), 0, 20), "$KV.b.", 8)
+    split = Split(RANGE, 8)
     batches = list(
         query.reported(
             batch for _ in range(2) for batch in query.rows(Deliveries.of(ENCODED), split)

@@ -267,7 +267,7 @@ async def test_mirror_keeps_subjects_of_upstream(ten: str) -> None:
     async with planning(ten, "copy") as planner:
         start = await planner.initial_offset()
         (split,) = await planner.splits(start, await planner.latest_offset(start))
-    assert (split.prefix, split.range.filters) == ("$KV.b.", ("$KV.b.>",))
+    assert (split.range.prefix, split.range.filters) == ("$KV.b.", ("$KV.b.>",))
 
 
 WAITS = {"minRowsPerTrigger": "10", "maxTriggerDelay": "60"}

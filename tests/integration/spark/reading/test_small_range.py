@@ -69,9 +69,10 @@ def plan_of(url: str, name: str, keys: tuple[str, ...] = (), **request: Any) -> 
         0,
         info["state"]["last_seq"],
         filters,
+        prefix,
         at_leader=True,
     )
-    return Split(replace(whole, **request), prefix, initial_through=2)
+    return Split(replace(whole, **request), initial_through=2)
 
 
 Rows = list[dict[str, Any]]
