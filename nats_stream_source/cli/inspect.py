@@ -47,7 +47,7 @@ from nats_stream_source.options import connection_settings, kv_options, parse, s
 from nats_stream_source.options.connection import CONNECTION
 from nats_stream_source.rows.base import FormatAdapter
 from nats_stream_source.rows.formats import KvFormat, StreamFormat
-from nats_stream_source.rows.offsets import ONE_STREAM, Offset, Position, lag_between, range_between
+from nats_stream_source.rows.offsets import ONE_STREAM, Offset, Position, lag, range_between
 from nats_stream_source.spark.planning.query_planner import QueryPlanner
 
 
@@ -65,8 +65,13 @@ class Source:
         filter: the filters of the query.
         committed: end of the last committed micro-batch; None before the first.
         planned: end of the last planned micro-batch, if it is not committed.
-        problem: why its offsets cannot be read: a newer version, or damage.
+        problem: why its offsets cannot be read (a newer version, or damage), or the error with
+            which the query would fail; None if it can resume.
         other: the offset of a source of another package, shortened.
+        first_seq, last_seq: the sequences of the live stream, if it exists and was compared.
+        lag: number of rows that the query has not committed yet.
+        lag_seconds: the time between the message at the committed offset and the newest one.
+        lag_bytes: the size of the rows of the lag, estimated by the mean of the stream's messages.
     """
 
     name: str
@@ -76,6 +81,27 @@ class Source:
     planned: Position | None = None
     problem: str | None = None
     other: str | None = None
+    first_seq: int | None = None
+    last_seq: int | None = None
+    lag: int | None = None
+    lag_seconds: float | None = None
+    lag_bytes: int | None = None
+
+    @property
+    def position(self) -> Position:
+        """The committed position; the start position before the first commit."""
+        if self.committed is not None:
+            return self.committed
+        assert self.planned is not None
+        return self.planned.at_origin()
+
+    @property
+    def bucket(self) -> str | None:
+        """The bucket that the source reads, derived from the name of its stream."""
+        if self.stream is None or any(one.startswith("$KV.") for one in self.filter):
+            return None
+        bucket = bucket_of(self.stream)
+        return None if bucket == self.stream else bucket
 
     def offset(self, position: Position) -> Offset:
         """The offset of a query of this stream."""
@@ -200,29 +226,6 @@ def _ours(loaded: Any) -> bool:
     return "streams" in loaded or {"stream", "stream_seq"} <= loaded.keys()
 
 
-@dataclass(frozen=True, slots=True)
-class LiveState:
-    """The live stream of a source, compared with the checkpoint.
-
-    Attributes:
-        problem: the error with which the query would fail; None if it can resume.
-        first_seq, last_seq: the sequences of the stream, if it exists.
-        lag: number of rows that the query has not committed yet.
-        lag_seconds: the time between the message at the committed offset and the newest one.
-        lag_bytes: the size of the rows of the lag, estimated by the mean of the stream's messages.
-    """
-
-    problem: str | None = None
-    first_seq: int | None = None
-    last_seq: int | None = None
-    lag: int | None = None
-    lag_seconds: float | None = None
-    lag_bytes: int | None = None
-
-
-Compared = Sequence[tuple[Source, LiveState]]
-"""Each source with its stream; the state is empty without a comparison."""
-
 _PARALLEL = 32  # streams that are compared at a time
 
 
@@ -274,144 +277,119 @@ def run(arguments: argparse.Namespace) -> int:
             f"is the distance to the live stream"
         )
     checkpoint = read_checkpoint(arguments.checkpoint)
-    compared: Compared = [(source, LiveState()) for source in checkpoint.sources]
     if options.get("servers"):
-        compared = asyncio.run(_compare(checkpoint, options))
+        sources = asyncio.run(_compared(checkpoint.sources, options))
+        checkpoint = replace(checkpoint, sources=tuple(sources))
     if arguments.json:
-        print_json(_as_json(checkpoint, compared))
+        print_json(_as_json(checkpoint))
     elif arguments.prometheus:
-        _print_metrics(checkpoint, compared)
+        _print_metrics(checkpoint)
     else:
-        _print(checkpoint, compared)
+        _print(checkpoint)
         if not options.get("servers") and any(source.stream for source in checkpoint.sources):
             print("not compared with the streams: name a server with --servers or --context")
     max_lag = sys.maxsize if arguments.max_lag is None else arguments.max_lag
-    return int(
-        any(
-            source.problem or live.problem or (live.lag or 0) > max_lag for source, live in compared
-        )
-    )
+    return int(any(one.problem or (one.lag or 0) > max_lag for one in checkpoint.sources))
 
 
 # -- the live streams ---------------------------------------------------------------------------
 
 
-async def _compare(checkpoint: Checkpoint, options: Mapping[str, str]) -> Compared:
+async def _compared(sources: Sequence[Source], options: Mapping[str, str]) -> list[Source]:
     settings = connection_settings(parse(options, CONNECTION))
     async with await Connection.open(settings, retry=False) as connection:
         shared = SharedConnection(connection)
-        states = await gather_limited(
-            lambda source: _live(shared, source, options), checkpoint.sources, _PARALLEL
-        )
-    return list(zip(checkpoint.sources, states, strict=True))
+        return await gather_limited(lambda one: _live(shared, one, options), sources, _PARALLEL)
 
 
-async def _live(
-    connection: SharedConnection, source: Source, options: Mapping[str, str]
-) -> LiveState:
+async def _live(connection: SharedConnection, source: Source, options: Mapping[str, str]) -> Source:
+    """The source, compared with its stream."""
     if source.stream is None:
-        return LiveState()
-    at, query = _position(source), _query(source, options)
+        return source
+    at, query = source.offset(source.position), _query(source, source.stream, options)
     planner = QueryPlanner(query, connection)
     try:
         info = await query.stream_info(await connection.jetstream(), source.stream)
     except NatsSourceError as error:
         if error.code != 404 and not isinstance(error, ConfigurationError):
             raise
-        return LiveState(str(error))
-    live = LiveState(None, info.first_seq, info.last_seq)
+        return replace(source, problem=str(error))
+    source = replace(source, first_seq=info.first_seq, last_seq=info.last_seq)
     try:
         if source.planned is not None:
-            await planner.tasks(source.offset(at), source.offset(source.planned))
+            await planner.tasks(at, source.offset(source.planned))
         # A micro-batch may end before the last sequence, after a bucket's initial values.
-        end = await planner.latest_offset(source.offset(at))
-        end = planner.report_latest_offset() or end
+        end = await planner.latest_offset(at)
+        end = planner.stream_end or end
     except (ConfigurationError, DataLossError, OffsetError) as error:
-        return replace(live, problem=str(error))
-    lag, seconds = lag_between(at, end.streams[source.stream])
-    size = lag * info.nbytes // max(1, info.messages)
-    return replace(live, lag=lag, lag_seconds=seconds, lag_bytes=size)
+        return replace(source, problem=str(error))
+    rows, seconds = lag(source.position, end.streams[info.name])
+    size = None if rows is None else rows * info.nbytes // max(1, info.messages)
+    return replace(source, lag=rows, lag_seconds=seconds, lag_bytes=size)
 
 
-def _position(source: Source) -> Position:
-    """The committed position of the source; its start position before the first commit."""
-    if source.committed is not None:
-        return source.committed
-    assert source.planned is not None
-    return source.planned.at_origin()
-
-
-def _bucket(source: Source) -> str | None:
-    """The bucket that the source reads, derived from the name of its stream."""
-    if source.stream is None or any(one.startswith("$KV.") for one in source.filter):
-        return None
-    bucket = bucket_of(source.stream)
-    return None if bucket == source.stream else bucket
-
-
-def _query(source: Source, options: Mapping[str, str]) -> FormatAdapter:
-    assert source.stream is not None
+def _query(source: Source, stream: str, options: Mapping[str, str]) -> FormatAdapter:
     filters = ",".join(source.filter)
-    if (bucket := _bucket(source)) is not None:
+    if (bucket := source.bucket) is not None:
         keys = {"keys": filters} if filters else {}
         return KvFormat(kv_options({**options, "bucket": bucket, **keys}))
     subjects = {"filterSubjects": filters} if filters else {}
-    return StreamFormat(stream_options({**options, "stream": source.stream, **subjects}))
+    return StreamFormat(stream_options({**options, "stream": stream, **subjects}))
 
 
 # -- the report ---------------------------------------------------------------------------------
 
 
-def _as_json(checkpoint: Checkpoint, compared: Compared) -> dict[str, Any]:
+def _as_json(checkpoint: Checkpoint) -> dict[str, Any]:
     return {
         "checkpoint": str(checkpoint.path),
         "query": checkpoint.query_id,
         "committed_batch": checkpoint.committed,
         "planned_batch": checkpoint.planned,
         "frame_scanner": select_frame_scanner(),
-        "sources": [_source_json(source, live) for source, live in compared],
+        "sources": [_source_json(source) for source in checkpoint.sources],
     }
 
 
-def _source_json(source: Source, live: LiveState) -> dict[str, Any]:
+def _source_json(source: Source) -> dict[str, Any]:
     committed, planned = source.committed, source.planned
     return {
         "source": source.name,
         "stream": source.stream,
-        "bucket": _bucket(source),
+        "bucket": source.bucket,
         "committed": source.offset(committed).to_json() if committed else None,
         "planned": source.offset(planned).to_json() if planned else None,
-        "problem": source.problem or live.problem,
+        "problem": source.problem,
         "other": source.other,
-        "first_seq": live.first_seq,
-        "last_seq": live.last_seq,
-        "lag": live.lag,
-        "lag_seconds": live.lag_seconds,
+        "first_seq": source.first_seq,
+        "last_seq": source.last_seq,
+        "lag": source.lag,
+        "lag_seconds": source.lag_seconds,
     }
 
 
-def _print_metrics(checkpoint: Checkpoint, compared: Compared) -> None:
+def _print_metrics(checkpoint: Checkpoint) -> None:
     # Imported here: the other reports do not require the extra.
     from nats_stream_source.metrics.recorder import Lag, Recorder
     from nats_stream_source.metrics.table import PROBLEM
 
     recorder, query = Recorder(), checkpoint.query_id or str(checkpoint.path)
     lags: dict[str, dict[str, Lag]] = {}
-    for source, live in compared:
+    for source in checkpoint.sources:
         if source.other is not None:
             continue
-        stream, problem = source.stream or "", source.problem or live.problem
-        recorder.set(PROBLEM, problem is not None, query, source.name, stream)
-        lag = Lag(live.lag, live.lag_seconds, live.lag_bytes)
-        lags.setdefault(source.name, {})[stream] = lag
-        if problem is not None:
-            print(problem, file=sys.stderr)
-    for name, behind in lags.items():
-        recorder.set_lags(query, name, behind)
+        stream = source.stream or ""
+        recorder.set(PROBLEM, source.problem is not None, query, source.name, stream)
+        behind = Lag(source.lag, source.lag_seconds, source.lag_bytes)
+        lags.setdefault(source.name, {})[stream] = behind
+        if source.problem is not None:
+            print(source.problem, file=sys.stderr)
+    for name, of_source in lags.items():
+        recorder.set_lags(query, name, of_source)
     print(recorder.text(), end="")
 
 
-def _print(checkpoint: Checkpoint, compared: Compared) -> None:
+def _print(checkpoint: Checkpoint) -> None:
     print(f"checkpoint {checkpoint.path}")
     print(f"query      {checkpoint.query_id}")
     print(f"scanner    {select_frame_scanner()}")
@@ -427,19 +405,19 @@ def _print(checkpoint: Checkpoint, compared: Compared) -> None:
             f"batch {committed} is committed; batch {planned} is planned and under way, or was "
             f"cut: then the next start reads it again"
         )
-    for source, live in compared:
-        print("", *_lines(source, live, checkpoint), sep="\n")
+    for source in checkpoint.sources:
+        print("", *_lines(source, checkpoint), sep="\n")
 
 
-def _lines(source: Source, live: LiveState, checkpoint: Checkpoint) -> list[str]:
-    if source.problem is not None:
+def _lines(source: Source, checkpoint: Checkpoint) -> list[str]:
+    if source.stream is None and source.problem is not None:
         return [f"source {source.name}: {source.problem}"]
     if source.other is not None:
         return [f"source {source.name} is not of this package: {source.other}"]
     at = source.committed or source.planned
     if at is None:
         return [f"source {source.name} has no offset yet"]
-    bucket = _bucket(source)
+    bucket = source.bucket
     word, filters = ("revision", "keys") if bucket is not None else ("sequence", "filterSubjects")
     what = f"bucket {bucket}, stream" if bucket is not None else "stream"
     lines = [
@@ -460,18 +438,18 @@ def _lines(source: Source, live: LiveState, checkpoint: Checkpoint) -> list[str]
         )
     if (ahead := source.planned) is not None:
         try:
-            start, end = range_between(_position(source), ahead)
+            start, end = range_between(source.position, ahead)
         except OffsetError as error:
             return [*lines, f"  planned   {error}"]
         lines.append(
             f"  planned   batch {checkpoint.planned}: {word}s "
             + (f"{start + 1:,} to {end:,}" if end > start else "none")
         )
-    if live.last_seq is not None:
-        lines.append(f"  today     {live.first_seq:,} to {live.last_seq:,}")
-    if live.problem is not None:
-        return [*lines, f"  differs   {live.problem}"]
-    if live.lag is not None:
-        behind = "" if live.lag_seconds is None else f", {live.lag_seconds:,.3f} s"
-        lines.append(f"  lag       {live.lag:,} rows{behind}")
+    if source.last_seq is not None:
+        lines.append(f"  today     {source.first_seq:,} to {source.last_seq:,}")
+    if source.problem is not None:
+        return [*lines, f"  differs   {source.problem}"]
+    if source.lag is not None:
+        behind = "" if source.lag_seconds is None else f", {source.lag_seconds:,.3f} s"
+        lines.append(f"  lag       {source.lag:,} rows{behind}")
     return lines

@@ -218,14 +218,6 @@ def name_some(streams: Iterable[str]) -> str:
     return (", ".join(names[:3]) or "none yet") + more
 
 
-def lag_between(at: Position, newest: Position) -> tuple[int, float | None]:
-    """The lag of ``at``: rows, and seconds between the two messages; None where one is missing."""
-    rows = max(0, newest.consumer_seq - at.consumer_seq)
-    if at.time is None or newest.time is None:
-        return rows, None
-    return rows, max(0, nanoseconds(newest.time) - nanoseconds(at.time)) / 1e9
-
-
 def range_between(start: Position, end: Position) -> tuple[int, int]:
     """The range ``(start, end]`` of stream sequences between two positions.
 
@@ -291,10 +283,13 @@ def positions(value: Any) -> tuple[Mapping[str, Position], tuple[str, ...]]:
 
 
 def lag(end: Position, newest: Position | None) -> tuple[int | None, float | None]:
-    """Rows and seconds between two positions; None if unknown."""
+    """Rows, and seconds between the messages, of two positions; None where unknown."""
     if newest is None or newest.epoch != end.epoch:
         return None, None
-    return lag_between(end, newest)
+    rows = max(0, newest.consumer_seq - end.consumer_seq)
+    if end.time is None or newest.time is None:
+        return rows, None
+    return rows, max(0, nanoseconds(newest.time) - nanoseconds(end.time)) / 1e9
 
 
 def _object(value: Any) -> Mapping[str, Any] | None:

@@ -19,7 +19,7 @@ they are unknown where the micro-batch read several. If a sink reads a batch twi
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -104,10 +104,7 @@ def records(progress: Mapping[str, Any]) -> list[BatchProgress]:
             Sources of other packages are skipped, and so are offsets that a newer version of this
             one wrote.
     """
-    return list(_records(progress))
-
-
-def _records(progress: Mapping[str, Any]) -> Iterator[BatchProgress]:
+    found: list[BatchProgress] = []
     for number, source in enumerate(progress["sources"]):
         starts, _ = positions(source["startOffset"])
         ends, filters = positions(source["endOffset"])
@@ -122,21 +119,24 @@ def _records(progress: Mapping[str, Any]) -> Iterator[BatchProgress]:
             rows = source["numInputRows"] if name in read or len(ends) == 1 else 0
             if name in read and len(read) > 1:
                 rows = None
-            yield BatchProgress(
-                query=progress["name"] or str(progress["id"]),
-                batch=progress["batchId"],
-                source=number,
-                stream=name,
-                start=first,
-                end=last,
-                rows=rows,
-                seconds=progress["durationMs"].get("triggerExecution", 0) / 1000,
-                lag=behind,
-                lag_seconds=lag_seconds,
-                compacted=None if filters or rows is None else max(0, last - first - rows),
-                initial=first < min(end.initial_through, last),
-                epoch=end.epoch,
+            found.append(
+                BatchProgress(
+                    query=progress["name"] or str(progress["id"]),
+                    batch=progress["batchId"],
+                    source=number,
+                    stream=name,
+                    start=first,
+                    end=last,
+                    rows=rows,
+                    seconds=progress["durationMs"].get("triggerExecution", 0) / 1000,
+                    lag=behind,
+                    lag_seconds=lag_seconds,
+                    compacted=None if filters or rows is None else max(0, last - first - rows),
+                    initial=first < min(end.initial_through, last),
+                    epoch=end.epoch,
+                )
             )
+    return found
 
 
 def _range(start: Position | None, end: Position) -> tuple[int, int]:
@@ -214,7 +214,7 @@ def add_listener(
         def onQueryProgress(self, event: Any) -> None:
             report = json.loads(event.progress.json)
             feed(event.progress, lambda metrics: metrics.progress(report))
-            for record in _records(report) if wanted in (None, report["id"]) else ():
+            for record in records(report) if wanted in (None, report["id"]) else ():
                 if lines:
                     log.info("micro-batch", **record.fields())  # type: ignore[arg-type]
                 if callback is not None:

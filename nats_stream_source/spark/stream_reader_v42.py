@@ -56,8 +56,7 @@ class AdmissionReader(StreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The stream's end, for the lag in the query's progress, and the planner's counts."""
-        latest = self._planner.report_latest_offset() if self._planner is not None else None
-        if self._planner is None or latest is None:
+        if self._planner is None or (latest := self._planner.stream_end) is None:
             return None
         self._counts.update(take())
         report = PlannerReport(self._counts, self._planner.bytes_behind).to_json()

@@ -209,7 +209,7 @@ class QueryPlanner:
         self._streams: dict[str, StreamPlanner] = {}
         self._initial_offset: Offset | None = None
         self._available_now: dict[str, StreamInfo] | None = None
-        self._stream_end: Offset | None = None
+        self.stream_end: Offset | None = None  # at the last `latest_offset`, for the lag
         self.bytes_behind: dict[str, int] = {}  # estimated, of the last ends that were planned
         self._started = False
         self._first = ""  # the stream that comes first in the limits of the next micro-batch
@@ -263,7 +263,7 @@ class QueryPlanner:
                 await self._report_resumed(base, views)
             self._started = True
         planned = await self._plan(base, views, limited)
-        self._stream_end = _moved(base, {name: one.stream_end for name, one in planned.items()})
+        self.stream_end = _moved(base, {name: one.stream_end for name, one in planned.items()})
         behind = {name: one.bytes_behind for name, one in planned.items()}
         self.bytes_behind = {name: size for name, size in behind.items() if size}
         rows = sum(one.rows for one in planned.values())
@@ -283,10 +283,6 @@ class QueryPlanner:
         self._backoff.reset()
         self._delay.record()
         return end
-
-    def report_latest_offset(self) -> Offset | None:
-        """The streams' ends at the last :meth:`latest_offset`, for the lag in the progress."""
-        return self._stream_end
 
     async def tasks(self, start: Offset, end: Offset) -> list[tuple[Split, ...]]:
         """The splits of the ranges between two offsets, by the task that reads them."""

@@ -41,7 +41,7 @@ class OneStreamPlanner:
         return position_of(await self.planner.latest_offset(start_offset, limited=limited))
 
     def report_latest_offset(self) -> Position | None:
-        latest = self.planner.report_latest_offset()
+        latest = self.planner.stream_end
         return None if latest is None else position_of(latest)
 
     async def splits(self, start: Position, end: Position) -> list[Split]:
