@@ -12,9 +12,8 @@ from nats.aio.client import Client
 from nats_stream_source.options import KvOptions, Mode, kv_options
 from nats_stream_source.rows.formats import KvFormat
 from nats_stream_source.spark.planning.query_planner import QueryPlanner
-from nats_stream_source.spark.readers import NatsInputPartition
+from nats_stream_source.spark.readers import AdmissionReader, NatsInputPartition
 from nats_stream_source.spark.runner import Runner, close_cached_runners
-from nats_stream_source.spark.stream_reader_v42 import AdmissionReader
 
 
 class Query:

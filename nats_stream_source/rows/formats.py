@@ -227,6 +227,11 @@ class StreamFormat(FormatAdapter):
         return stream_batch(frames, split, self.options)
 
 
+def format_adapter(options: KvOptions | StreamOptions) -> FormatAdapter:
+    """The query of options."""
+    return KvFormat(options) if isinstance(options, KvOptions) else StreamFormat(options)
+
+
 def _accepted_subjects(info: StreamInfo) -> tuple[str, ...]:
     """The subjects that a stream accepts; empty where it also stores messages of others."""
     if any(info.config.get(origin) for origin in _OTHER_ORIGINS):

@@ -44,8 +44,7 @@ from nats_stream_source.options.writing import (
     without_query_options,
 )
 from nats_stream_source.rows.columns import ddl, declared, ignored_columns, written_columns
-from nats_stream_source.spark.compat import ADMISSION_CONTROL, validate_limits
-from nats_stream_source.spark.readers import BatchReader, NoAdmissionReader, StreamReader
+from nats_stream_source.spark.readers import STREAM_READER, BatchReader, StreamReader
 
 if TYPE_CHECKING:
     from nats_stream_source.rows.base import FormatAdapter
@@ -72,40 +71,38 @@ class NatsFormat(DataSource):
     def parse_options(self, mode: Mode | None = None) -> KvOptions | StreamOptions:
         """The options, validated for ``mode``; raises OptionError and other ConfigurationErrors."""
 
-    @abstractmethod
-    def _adapter(self, mode: Mode) -> FormatAdapter:
-        """The query that the options describe; raises as :meth:`parse_options`."""
-
     def schema(self) -> str:
         """The columns, as DDL."""
         return ddl(self.name(), self.parse_options().added_columns)
 
     def streamReader(self, schema: StructType) -> StreamReader:
         """The reader for ``spark.readStream``."""
-        adapter = self._adapter(Mode.STREAMING)
-        self._validate_schema(schema, adapter)
-        return stream_reader(adapter, self.task_counts)
+        return STREAM_READER(self._adapter(Mode.STREAMING, schema), self.task_counts)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader for ``spark.read``."""
-        adapter = self._adapter(Mode.BATCH)
-        self._validate_schema(schema, adapter)
-        return BatchReader(adapter)
+        return BatchReader(self._adapter(Mode.BATCH, schema))
 
-    def _validate_schema(self, schema: StructType, adapter: FormatAdapter) -> None:
-        """Raise OptionError for columns that the user gave and a read does not return.
+    def _adapter(self, mode: Mode, schema: StructType) -> FormatAdapter:
+        """The query that the options describe.
 
-        Without columns of the user Spark passes those of :meth:`schema`. With other columns it
-        would fail in a task, with a mismatch that does not name the call to remove.
+        Raise OptionError for columns that the user gave and a read does not return. Without columns
+        of the user Spark passes those of :meth:`schema`. With other columns it would fail in a
+        task, with a mismatch that does not name the call to remove.
         """
+        # Deferred import: each process that Spark starts to find the formats would load Arrow.
+        from nats_stream_source.rows.formats import format_adapter
+
+        options = self.parse_options(mode)
         given = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in schema)
-        columns = declared(self.name(), adapter.options.added_columns)
+        columns = declared(self.name(), options.added_columns)
         if given and _normalised(given) != _normalised(columns):
             raise OptionError(
                 f"could not read format {self.name()!r} with the given schema: got ({given}), "
                 f"expected ({columns}); remove .schema(...), or the column list of CREATE VIEW, "
                 f"and select from the DataFrame"
             )
+        return format_adapter(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """The writer for ``df.write``.
@@ -163,12 +160,6 @@ class NatsKvDataSource(NatsFormat):
         """The options, validated for ``mode``."""
         return kv_options(self.options, mode)
 
-    def _adapter(self, mode: Mode) -> FormatAdapter:
-        # Deferred import: each process that Spark starts to find the formats would load Arrow.
-        from nats_stream_source.rows.formats import KvFormat
-
-        return KvFormat(self.parse_options(mode))
-
     def _write_options(self, schema: StructType) -> KvWriteOptions:
         options = kv_write_options(self.options)
         validate_columns(schema, self.name())
@@ -187,32 +178,12 @@ class NatsStreamDataSource(NatsFormat):
         """The options, validated for ``mode``."""
         return stream_options(self.options, mode)
 
-    def _adapter(self, mode: Mode) -> FormatAdapter:
-        from nats_stream_source.rows.formats import StreamFormat  # deferred, as above
-
-        return StreamFormat(self.parse_options(mode))
-
     def _write_options(self, schema: StructType) -> StreamWriteOptions:
         options = stream_write_options(self.options)
         validate_columns(
             schema, self.name(), required=("subject",) if options.subject is None else ()
         )
         return options
-
-
-def stream_reader(adapter: FormatAdapter, task_counts: TaskCounts | None = None) -> StreamReader:
-    """The stream reader for the installed version of Spark.
-
-    Args:
-        task_counts: where its tasks add what they count.
-    """
-    validate_limits(adapter.options.common)
-    if ADMISSION_CONTROL:
-        # Deferred import: the module needs Spark 4.2.
-        from nats_stream_source.spark.stream_reader_v42 import AdmissionReader
-
-        return AdmissionReader(adapter, task_counts)
-    return NoAdmissionReader(adapter, task_counts)
 
 
 _INTEGERS = (ByteType, ShortType, IntegerType, LongType)

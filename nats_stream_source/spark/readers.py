@@ -7,8 +7,9 @@ starts a process only to find the format, and one to request its columns: planne
 imported where they are used, so that those processes do not load them.
 
 **Streaming.** How Spark requests the end of a micro-batch depends on its version: with the start
-and a limit since 4.2 (``spark.stream_reader_v42``), without both before
-(:class:`NoAdmissionReader`).
+and a limit since 4.2 (:class:`AdmissionReader`), which then also reports the stream's end for the
+lag, without both before (:class:`NoAdmissionReader`). The reader is chosen by what Spark has, so
+that a vendor's Spark with other version numbers works too.
 
 **Batches.** Spark creates the reader on the driver and requests its partitions, once; then it
 pickles the reader, and each task calls ``read``, again when an attempt fails. The reader does not
@@ -22,16 +23,31 @@ reads these partitions for queries without the filter too, without a call of Pyt
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import pyspark
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
-from nats_stream_source.errors import OffsetError
+from nats_stream_source.errors import OffsetError, OptionError
+from nats_stream_source.metrics.table import Counts, take
+from nats_stream_source.options.table import setting_of
 from nats_stream_source.rows.base import FormatAdapter, Split
-from nats_stream_source.rows.offsets import Offset
+from nats_stream_source.rows.offsets import REPORT, Offset, PlannerReport
+from nats_stream_source.spark.session import ADMISSION_CONTROL
+
+if ADMISSION_CONTROL:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxBytes,
+        ReadMaxRows,
+        ReadMinRows,
+        SupportsTriggerAvailableNow,
+    )
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -202,6 +218,14 @@ class NoAdmissionReader(StreamReader):
     """
 
     def __init__(self, adapter: FormatAdapter, task_counts: TaskCounts | None = None) -> None:
+        for name in ("maxRowsPerTrigger", "maxBytesPerTrigger", "minRowsPerTrigger"):
+            if getattr(adapter.options.common, setting_of(name)) is not None:
+                raise OptionError(
+                    f"could not limit micro-batches: option {name!r} needs Spark 4.2 or newer, "
+                    f"found {pyspark.__version__}, which does not pass limits to a Python source; "
+                    f"remove the option to read all available messages in each micro-batch, or "
+                    f"use a newer Spark"
+                )
         super().__init__(adapter, task_counts)
         self._position: Offset | None = None
         self._end_without_position: dict[str, Any] | None = None
@@ -239,3 +263,57 @@ class NoAdmissionReader(StreamReader):
     def commit(self, end: dict[str, Any]) -> None:
         """Keep the query's position, also after a micro-batch of which Spark read no row."""
         self._position = Offset.parse(end)
+
+
+STREAM_READER: type[StreamReader] = NoAdmissionReader
+"""The stream reader for the installed version of Spark."""
+
+if ADMISSION_CONTROL:
+
+    class AdmissionReader(StreamReader, SupportsTriggerAvailableNow):
+        """Reads under Spark's admission control.
+
+        Spark detects the support by the arguments of ``latestOffset``.
+        """
+
+        def __init__(self, adapter: FormatAdapter, task_counts: TaskCounts | None = None) -> None:
+            super().__init__(adapter, task_counts)
+            self._counts: Counts = Counter()  # of the planner's process
+
+        def getDefaultReadLimit(self) -> ReadLimit:
+            """``maxRowsPerTrigger``, ``maxBytesPerTrigger`` or ``minRowsPerTrigger``, or no limit.
+
+            Spark passes it back to :meth:`latestOffset`, unless the trigger overrides it. It
+            carries whether the limits apply; the planner reads all values from the options, since a
+            limit of Spark has only one.
+            """
+            options = self._adapter.options.common
+            if options.max_rows_per_trigger is not None:
+                return ReadMaxRows(options.max_rows_per_trigger)
+            if options.max_bytes_per_trigger is not None:
+                return ReadMaxBytes(options.max_bytes_per_trigger)
+            if options.min_rows_per_trigger is not None:
+                return ReadMinRows(options.min_rows_per_trigger)
+            return ReadAllAvailable()
+
+        def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+            """The end of the micro-batch that starts at ``start``."""
+            offset = Offset.parse(start)
+            # Trigger.Once requests all available messages, regardless of the options.
+            limited = isinstance(limit, (ReadMaxRows, ReadMaxBytes, ReadMinRows))
+            end = self._plan(lambda planner: planner.latest_offset(offset, limited=limited))
+            return end.to_json()
+
+        def reportLatestOffset(self) -> dict[str, Any] | None:
+            """The stream's end, for the lag in the query's progress, and the planner's counts."""
+            if self._planner is None or (latest := self._planner.stream_end) is None:
+                return None
+            self._counts.update(take())
+            report = PlannerReport(self._counts, self._planner.bytes_behind).to_json()
+            return latest.to_json() | ({REPORT: report} if report else {})
+
+        def prepareForTriggerAvailableNow(self) -> None:
+            """Fix the end of this run."""
+            self._plan(lambda planner: planner.prepare_available_now())
+
+    STREAM_READER = AdmissionReader

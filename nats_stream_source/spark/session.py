@@ -21,12 +21,13 @@ from nats_stream_source.logs import field_logger
 with needs_extra("spark"):
     from pyspark.version import __version__ as spark_version
 
-    from nats_stream_source.spark.compat import ADMISSION_CONTROL
-
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _log = field_logger(__name__)
+
+ADMISSION_CONTROL = importlib.util.find_spec("pyspark.sql.streaming.datasource") is not None
+"""Whether Spark passes a micro-batch's start and limit to ``latestOffset`` (since 4.2)."""
 
 SETTINGS: Mapping[str, str] = {
     # Over TCP, each Python step of a task waits 40 ms for a delayed acknowledgement. Spark 4.0 and

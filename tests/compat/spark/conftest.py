@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from nats_stream_source import register
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.spark.compat import ADMISSION_CONTROL
+from nats_stream_source.spark.session import ADMISSION_CONTROL
 from tests.support.spark.scenario import Scene
 from tests.support.spark.session import SMALL, configured
 

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tenacity import retry, retry_if_exception, stop_after_attempt
 
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.spark.compat import ADMISSION_CONTROL
+from nats_stream_source.spark.session import ADMISSION_CONTROL
 from tests.support.nats.buckets import create_bucket, put_many
 from tests.support.nats.streams import stream_state
 from tests.support.spark.scenario import (

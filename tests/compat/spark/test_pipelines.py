@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from examples.pipeline.__main__ import entries, view
 from examples.pipeline.project import prepare, start_update, update
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.spark.compat import ADMISSION_CONTROL
+from nats_stream_source.spark.session import ADMISSION_CONTROL
 from tests.compat.spark.conftest import PLACE
 from tests.support.nats.buckets import DEL, create_bucket, publish
 from tests.support.nats.streams import create_stream

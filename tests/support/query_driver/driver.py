@@ -27,8 +27,8 @@ from typing import Any
 import pyarrow as pa
 
 from nats_stream_source.options import KvOptions, Mode, StreamOptions, kv_options, stream_options
-from nats_stream_source.rows.base import FormatAdapter, Split
-from nats_stream_source.rows.formats import KvFormat, StreamFormat
+from nats_stream_source.rows.base import Split
+from nats_stream_source.rows.formats import format_adapter
 from nats_stream_source.spark.planning.query_planner import QueryPlanner
 from nats_stream_source.spark.readers import NatsInputPartition
 from nats_stream_source.spark.runner import Runner, close_cached_runners
@@ -84,10 +84,6 @@ class MicroBatch:
         return sequences_by_stream(self.records)
 
 
-def format_adapter(options: KvOptions | StreamOptions) -> FormatAdapter:
-    return KvFormat(options) if isinstance(options, KvOptions) else StreamFormat(options)
-
-
 class QueryDriver:
     """The stream reader of one query, in the planner's process and in the tasks.
 
@@ -118,7 +114,7 @@ class QueryDriver:
         options = replace(options, common=common)
         adapter = format_adapter(options)
         # Here, since tests on Spark 4.0 and 4.1, which lack its interface, load this module.
-        from nats_stream_source.spark.stream_reader_v42 import AdmissionReader
+        from nats_stream_source.spark.readers import AdmissionReader
 
         self._reader = AdmissionReader(adapter)
         runner = Runner(options.connection)

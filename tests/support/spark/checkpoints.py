@@ -11,9 +11,9 @@ from pathlib import Path
 from nats_stream_source.connection.connection import ConnectionSettings
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.options import KvOptions, StreamOptions, kv_options, stream_options
+from nats_stream_source.rows.formats import format_adapter
 from nats_stream_source.rows.offsets import Offset
 from nats_stream_source.spark.planning.query_planner import QueryPlanner
-from tests.support.query_driver.driver import format_adapter
 
 
 @dataclass

@@ -16,7 +16,6 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError, OffsetError, OptionError
 from nats_stream_source.options import Mode, kv_options
 from nats_stream_source.rows.formats import KvFormat
-from nats_stream_source.spark.compat import validate_limits
 from nats_stream_source.spark.readers import NatsInputPartition, NoAdmissionReader
 from nats_stream_source.spark.runner import close_cached_runners
 from tests.support.nats.buckets import create_bucket, put
@@ -158,10 +157,6 @@ def test_end_taken_too_early_is_refused(shared_server: NatsServer, bucket: str, 
 
 
 @pytest.mark.parametrize("option", ["maxRowsPerTrigger", "maxBytesPerTrigger"])
-def test_limits_are_refused_where_spark_keeps_none(option: str) -> None:
-    given = {"servers": "h", "bucket": "b"}
-    limited = kv_options({**given, option: "5"}).common
-    validate_limits(limited, admission_control=True)
+def test_limits_are_refused_where_spark_keeps_none(make: Make, option: str) -> None:
     with pytest.raises(OptionError, match=rf"{option}' needs Spark 4\.2 or newer"):
-        validate_limits(limited, admission_control=False)
-    validate_limits(kv_options(given).common, admission_control=False)
+        make(**{option: "5"})
