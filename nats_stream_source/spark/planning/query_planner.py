@@ -22,7 +22,7 @@ other subjects receive messages that the query does not read, the planner waits 
 as the last poll took, at most 100 ms. A poll of many streams consists of several requests: there
 are at most five requests in a second.
 
-:class:`TriggerDelay`: a query with ``minRowsPerTrigger`` reads nothing until so many rows are
+A query with ``minRowsPerTrigger`` reads nothing until so many rows are
 available, or until ``maxTriggerDelay`` seconds have passed since its last micro-batch. The first
 micro-batch of a run does not wait, as with Spark's Kafka source (``minOffsetsPerTrigger``): a query
 that was stopped for a while catches up at once. ``Trigger.AvailableNow`` and ``Trigger.Once`` do
@@ -112,10 +112,8 @@ class PollBackoff:
         """
         if self._last_state is None or start != self._empty_at or state != self._last_state:
             return False
-        self._returned_at = now = self._clock()
-        interval = (now - self._silent_since) * _SHARE_OF_SILENCE
-        interval = min(max(interval, _MIN_INTERVAL), _MAX_INTERVAL)
-        self._due = now + max(interval, _slowest(requests))
+        silence = self._clock() - self._silent_since
+        self._wait(silence * _SHARE_OF_SILENCE, _MAX_INTERVAL, requests)
         return True
 
     def record_empty(self, start: object, state: object, requests: int = 1) -> None:
@@ -125,46 +123,19 @@ class PollBackoff:
             state: the state of the stream or streams that the poll covered; None if the next one
                 may find more without a change of it (a delay, a mirror that lags).
         """
-        self._returned_at = self._silent_since = now = self._clock()
         self._empty_at, self._last_state = start, state
+        self._silent_since = now = self._clock()
         interval = _INTERVAL_PER_POLL_TIME * (now - self._polled_at)
-        interval = min(max(interval, _MIN_INTERVAL), _MAX_INTERVAL_UNDER_WRITES)
-        self._due = now + max(interval, _slowest(requests))
+        self._wait(interval, _MAX_INTERVAL_UNDER_WRITES, requests)
+
+    def _wait(self, interval: float, longest: float, requests: int) -> None:
+        self._returned_at = now = self._clock()
+        slowest = _INTERVAL_PER_REQUEST * requests if requests > 1 else 0.0
+        self._due = now + max(min(max(interval, _MIN_INTERVAL), longest), slowest)
 
     def reset(self) -> None:
         """Record a poll that found messages."""
         self._empty_at = None
-
-
-def _slowest(requests: int) -> float:
-    return _INTERVAL_PER_REQUEST * requests if requests > 1 else 0.0
-
-
-class TriggerDelay:
-    """Decides whether the rows that are available make a micro-batch.
-
-    Args:
-        min_rows: ``minRowsPerTrigger``; None if the query does not wait.
-        max_delay: ``maxTriggerDelay``, seconds.
-        clock: the time in seconds.
-    """
-
-    def __init__(self, min_rows: int | None, max_delay: float, clock: Callable[[], float]) -> None:
-        self._min_rows = min_rows
-        self._max_delay = max_delay
-        self._clock = clock
-        self._last_trigger: float | None = None
-
-    def is_due(self, rows: int) -> bool:
-        """Whether a micro-batch with ``rows`` available rows begins now."""
-        if self._min_rows is None or rows >= self._min_rows or self._last_trigger is None:
-            return True
-        return self._clock() - self._last_trigger >= self._max_delay
-
-    def record(self) -> None:
-        """Record that a micro-batch begins."""
-        if self._min_rows is not None:
-            self._last_trigger = self._clock()
 
 
 log = field_logger(__name__)
@@ -202,7 +173,7 @@ class QueryPlanner:
         options = adapter.options.common
         self._min_partitions = options.min_partitions or 1
         self._limit = RangeLimit(options.max_rows_per_trigger, options.max_bytes_per_trigger)
-        self._delay = TriggerDelay(options.min_rows_per_trigger, options.max_trigger_delay, clock)
+        self._last_trigger: float | None = None
         # A query of several streams continues without one that is deleted after a poll.
         gone = () if self._set is None else (StreamNotFoundError,)
         self._deleted: tuple[type[StreamNotFoundError], ...] = gone
@@ -270,7 +241,7 @@ class QueryPlanner:
         # An end without rows, or after lost data, does not wait.
         lost = any(one.start != base.streams[name] for name, one in planned.items())
         waits = limited and self._available_now is None and rows > 0 and not lost
-        if waits and not self._delay.is_due(rows):
+        if waits and self._delays(rows):
             # The delay ends without a change of a stream.
             self._backoff.record_empty(start, None, requests)
             return start
@@ -281,8 +252,15 @@ class QueryPlanner:
             self._backoff.record_empty(start, state if settled else None, requests)
             return start
         self._backoff.reset()
-        self._delay.record()
+        self._last_trigger = self._clock()
         return end
+
+    def _delays(self, rows: int) -> bool:
+        """Whether a micro-batch of so many rows waits for more of them."""
+        options, last = self._adapter.options.common, self._last_trigger
+        if last is None or rows >= (options.min_rows_per_trigger or 0):
+            return False
+        return self._clock() - last < options.max_trigger_delay
 
     async def tasks(self, start: Offset, end: Offset) -> list[tuple[Split, ...]]:
         """The splits of the ranges between two offsets, by the task that reads them."""

@@ -18,7 +18,7 @@ from nats_stream_source.spark.planning.limits import (
     next_first,
     share_limits,
 )
-from nats_stream_source.spark.planning.query_planner import PollBackoff, TriggerDelay
+from nats_stream_source.spark.planning.query_planner import PollBackoff
 
 START = Position("2026-01-01T00:00:00Z", 0, 0, 7, None, 7, 7)
 
@@ -109,26 +109,6 @@ async def test_sources_of_query_do_not_wait_for_each_other() -> None:
     assert not await time.idle.wait_until_due(START)
     assert time.now == before
     assert await time.look() == pytest.approx(0.1)  # asked again at once: nothing else is going on
-
-
-@pytest.mark.parametrize(
-    ("min_rows", "rows", "seconds", "due"),
-    [
-        (None, 1, 0.0, True),
-        (10, 9, 29.9, False),
-        (10, 10, 0.0, True),
-        (10, 9, 30.0, True),
-    ],
-)
-def test_delay_restarts_after_micro_batch(
-    min_rows: int | None, rows: int, seconds: float, due: bool
-) -> None:
-    now = 100.0
-    delay = TriggerDelay(min_rows, 30.0, lambda: now)
-    assert delay.is_due(1), "the first one does not wait"
-    delay.record()
-    now += seconds
-    assert delay.is_due(rows) is due
 
 
 WHOLE = Demand(50, 5000.0, whole=True)
