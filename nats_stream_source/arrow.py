@@ -16,9 +16,9 @@ from nats_stream_source.options import Mode, kv_options
 from nats_stream_source.rows.arrow import arrow_schema
 from nats_stream_source.rows.base import Split
 from nats_stream_source.rows.formats import KvFormat
-from nats_stream_source.spark.planning.batch_planner import BatchPlanner
+from nats_stream_source.spark.planning.batch_planner import plan_batch
 from nats_stream_source.spark.reading.batch import batch_rows
-from nats_stream_source.spark.runner import Runner, close_cached_runners
+from nats_stream_source.spark.runner import close_cached_runners
 
 
 def read_bucket(bucket: str, **options: str) -> pa.RecordBatchReader:
@@ -43,18 +43,10 @@ def read_bucket(bucket: str, **options: str) -> pa.RecordBatchReader:
     """
     adapter = KvFormat(kv_options({**options, "bucket": bucket}, Mode.BATCH))
     with ThreadPoolExecutor(1, "read_bucket") as thread:
-        splits = thread.submit(_planned, adapter).result()
+        tasks = thread.submit(plan_batch, adapter).result()
+    splits = [split for task in tasks for split in task]
     schema = arrow_schema("nats_kv", adapter.options.added_columns)
     return pa.RecordBatchReader.from_batches(schema, _read(splits, adapter))
-
-
-def _planned(adapter: KvFormat) -> list[Split]:
-    runner = Runner(adapter.options.connection)
-    try:
-        tasks = runner.plan(BatchPlanner(adapter, runner.connection).tasks)
-        return [split for task in tasks for split in task]
-    finally:
-        runner.close()
 
 
 def _read(splits: list[Split], adapter: KvFormat) -> Iterator[pa.RecordBatch]:

@@ -68,8 +68,6 @@ class ReadScope:
         covers_stream: whether the filters match every subject that the stream accepts now. The
             stream may still hold messages of other subjects that it accepted earlier; counts and
             range ends need no filter in either case.
-        match_all: a filter that matches every message. A server rejects ``last_per_subject``
-            without a filter (error 10094).
         prefix: the part of every subject before the name that the user sees.
         history: the maximum number of messages per subject; -1 for no limit.
         silent_removals: the settings that remove a key without a row that reports it.
@@ -77,7 +75,6 @@ class ReadScope:
 
     filters: tuple[str, ...]
     covers_stream: bool = False
-    match_all: str = ">"
     prefix: str = ""
     history: int = -1
     silent_removals: tuple[str, ...] = ()
@@ -211,8 +208,8 @@ class FormatAdapter(ABC):
         A lagging replica, or one whose clock expires messages earlier, differs from the leader for
         a while. Only the leader's messages are those of the stream.
         """
-        # A server rejects last_per_subject without a filter.
-        match_all = (scope.match_all,) if last_per_subject else ()
+        # A server rejects last_per_subject without a filter (error 10094).
+        match_all = (f"{scope.prefix}>",) if last_per_subject else ()
         return RangeRequest(
             stream=info.name,
             known=KnownStream.of(info),

@@ -141,15 +141,12 @@ class MirrorLag:
     """
 
     def __init__(self, timeout: float, clock: Callable[[], float]) -> None:
-        self._timeout = timeout
+        self.timeout = timeout
         self._clock = clock
         self._reached: tuple[str, int] | None = None  # ``created`` and last sequence
         self._progressed = self._logged = 0.0
         self.began: float | None = None
         self.expired = False
-
-    def __str__(self) -> str:
-        return f"the mirror made no progress for {self._timeout:g} s"
 
     def waits(self, info: StreamInfo, seq: int) -> bool:
         """Whether a mirror that lacks ``seq`` is waited for; logs a line every ten seconds."""
@@ -158,7 +155,7 @@ class MirrorLag:
         began = self.began = now if self.began is None else self.began
         if reached != self._reached:
             self._reached, self._progressed = reached, now
-        self.expired = now - self._progressed >= self._timeout
+        self.expired = now - self._progressed >= self.timeout
         if not self.expired and (begins or now - self._logged >= _LOG_INTERVAL):
             self._logged = now
             log.warning(
@@ -167,7 +164,7 @@ class MirrorLag:
                 last=info.last_seq,
                 expected=seq,
                 seconds=round(now - began, 1),
-                timeout=self._timeout,
+                timeout=self.timeout,
             )
         return not self.expired
 
@@ -348,7 +345,7 @@ class DataLossCheck:
 
     def _report(self, stream: str, observed: str, action: str) -> None:
         if self._lag.expired:
-            observed = f"{observed}; {self._lag}"
+            observed += f"; the mirror made no progress for {self._lag.timeout:g} s"
         report_data_loss(self._adapter, stream, observed, action)
 
 

@@ -104,7 +104,6 @@ class KvFormat(FormatAdapter):
         bucket = Bucket.of(info)
         return ReadScope(
             filters=bucket.filter_subjects(self.options.keys),
-            match_all=f"{bucket.prefix}>",
             prefix=bucket.prefix,
             history=bucket.history,
             silent_removals=bucket.unmarked_removals,

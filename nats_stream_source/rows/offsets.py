@@ -79,7 +79,7 @@ class Position:
             OffsetError: a field is missing or invalid.
         """
         try:
-            fields = {name: _field(json, name) for name in cls.__slots__}
+            fields = {name: _value(json, name) for name in cls.__slots__}
         except (AttributeError, TypeError):
             raise OffsetError(
                 f"{_FAILED}: found {json!r} for stream {stream}, expected a position; {_ACTION}"
@@ -149,14 +149,13 @@ class Offset:
             )
         try:
             if version == ONE_STREAM:
-                stream = _typed(json, "stream", str)
-                filters = _strings(json, "filter")
+                stream, filters = _value(json, "stream"), tuple(_value(json, "filter"))
                 return cls({stream: Position.parse(json, stream)}, filters, ONE_STREAM)
             if version == SEVERAL_STREAMS:
-                filters, started = _strings(json, "filter"), _timestamp_or_none(json, "started")
+                filters, started = tuple(_value(json, "filter")), _value(json, "started")
                 streams = {
                     stream: Position.parse(fields, stream)
-                    for stream, fields in _typed(json, "streams", dict).items()
+                    for stream, fields in _value(json, "streams").items()
                 }
                 return cls(streams, filters, SEVERAL_STREAMS, started)
         except KeyError as missing:
@@ -170,45 +169,30 @@ _FAILED = "could not read the checkpoint's offset"
 _ACTION = "restore the checkpoint, or use another checkpoint location"
 
 
-def _typed(json: Mapping[str, Any], name: str, kind: type) -> Any:
-    value = json[name]
-    if type(value) is not kind:
-        raise OffsetError(f"{_FAILED}: {name}={value!r}, expected {kind.__name__}; {_ACTION}")
+_TIMES = dict.fromkeys(("created", "time", "started"), str)
+_KINDS = {"stream": str, "filter": list, "streams": dict, **_TIMES}  # the others are integers
+
+
+def _value(json: Mapping[str, Any], name: str) -> Any:
+    """The field ``name``; raises OffsetError for a value of another kind, KeyError without it."""
+    value, kind = json[name], _KINDS.get(name, int)
+    if value is None and name in ("time", "started"):
+        return None
+    expected = kind.__name__ if type(value) is not kind else ""
+    if not expected and name == "filter" and not all(type(one) is str for one in value):
+        expected = "a list of str"
+    if not expected and name in _TIMES:
+        try:
+            nanoseconds(value)
+        except ProtocolError:
+            expected = "an RFC 3339 timestamp"
+    if expected:
+        raise OffsetError(f"{_FAILED}: {name}={value!r}, expected {expected}; {_ACTION}")
     return value
-
-
-def _field(json: Mapping[str, Any], name: str) -> Any:
-    if name == "created":
-        return _timestamp(json, name)
-    return _timestamp_or_none(json, name) if name == "time" else _typed(json, name, int)
 
 
 def _missing(name: KeyError, json: Mapping[str, Any]) -> OffsetError:
     return OffsetError(f"{_FAILED}: field {name} is missing in {dict(json)!r}; {_ACTION}")
-
-
-def _timestamp_or_none(json: Mapping[str, Any], name: str) -> str | None:
-    return None if json[name] is None else _timestamp(json, name)
-
-
-def _timestamp(json: Mapping[str, Any], name: str) -> str:
-    """The RFC 3339 timestamp ``name``; raises OffsetError for anything else."""
-    value: str = _typed(json, name, str)
-    try:
-        nanoseconds(value)
-    except ProtocolError:
-        raise OffsetError(
-            f"{_FAILED}: {name}={value!r}, expected an RFC 3339 timestamp; {_ACTION}"
-        ) from None
-    return value
-
-
-def _strings(json: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """The list of strings ``name``; raises OffsetError for anything else."""
-    values: list[Any] = _typed(json, name, list)
-    if not all(type(value) is str for value in values):
-        raise OffsetError(f"{_FAILED}: {name}={values!r}, expected a list of str; {_ACTION}")
-    return tuple(values)
 
 
 def name_some(streams: Iterable[str]) -> str:

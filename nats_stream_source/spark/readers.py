@@ -170,15 +170,9 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """The splits of the batch, by the task that reads them."""
-        from nats_stream_source.spark.planning.batch_planner import BatchPlanner
-        from nats_stream_source.spark.runner import Runner
+        from nats_stream_source.spark.planning.batch_planner import plan_batch
 
-        runner = Runner(self._adapter.options.connection)
-        try:
-            planner = BatchPlanner(self._adapter, runner.connection)
-            return [NatsInputPartition(splits) for splits in runner.plan(planner.tasks)]
-        finally:
-            runner.close()
+        return [NatsInputPartition(splits) for splits in plan_batch(self._adapter)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of the splits of one task."""

@@ -20,6 +20,7 @@ and other rows the next time.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Sequence
@@ -34,29 +35,26 @@ from nats_stream_source.rows.data_loss import report_aged_out
 from nats_stream_source.rows.start_position import resolve_start, seq_before_time, validate_past
 from nats_stream_source.spark.planning.limits import Limits, plan_tasks
 from nats_stream_source.spark.planning.stream_states import (
-    OtherSubjectsWarning,
     StreamStates,
     verify_filters,
+    warn_of_other_subjects,
 )
+from nats_stream_source.spark.runner import Runner
+
+
+def plan_batch(adapter: FormatAdapter) -> list[tuple[Split, ...]]:
+    """The splits of a batch by the task that reads them, over a connection for this call."""
+    with contextlib.closing(Runner(adapter.options.connection)) as runner:
+        return runner.plan(BatchPlanner(adapter, runner.connection).tasks)
 
 
 class BatchPlanner:
-    """Plans one batch.
+    """Plans one batch."""
 
-    Args:
-        cores: the number of tasks that run in parallel; by default the driver's cores.
-    """
-
-    def __init__(
-        self,
-        adapter: FormatAdapter,
-        connection: ReusableConnection,
-        *,
-        cores: int | None = None,
-    ) -> None:
+    def __init__(self, adapter: FormatAdapter, connection: ReusableConnection) -> None:
         self._adapter = adapter
         self._states = StreamStates(adapter, connection, time.monotonic)
-        self._cores = cores or os.cpu_count() or 1
+        self._cores = os.cpu_count() or 1
         self._min_partitions = adapter.options.common.min_partitions or 1
 
     async def tasks(self) -> list[tuple[Split, ...]]:
@@ -68,7 +66,7 @@ class BatchPlanner:
         await self._states.verify_listed(views)
         await verify_filters(self._adapter, views.values())
         for view in views.values():
-            await OtherSubjectsWarning().check(view)
+            await warn_of_other_subjects(view)
         messages = {name: view.info.messages for name, view in views.items()}
 
         async def plan(name: str, min_splits: int) -> list[tuple[Split, int]]:

@@ -47,7 +47,7 @@ from nats_stream_source.rows.data_loss import DataLossCheck, timestamp_at
 from nats_stream_source.rows.offsets import Position, range_between
 from nats_stream_source.rows.start_position import resolve_start
 from nats_stream_source.spark.planning.limits import Limits, RangeLimit
-from nats_stream_source.spark.planning.stream_states import OtherSubjectsWarning
+from nats_stream_source.spark.planning.stream_states import warn_of_other_subjects
 
 _FEW_FILTERS = 8  # whose next messages are requested, before their last ones
 
@@ -108,19 +108,14 @@ class StreamPlanner:
         self._adapter = adapter
         self._data_loss_check = DataLossCheck(adapter, connection, clock)
         self._limits = Limits(cores)
-        self._other_subjects = OtherSubjectsWarning()
+        self._other_subjects_due = 1.0
         self.found: Position | None = None
         self.deleted_at: Position | None = None
         self.last: PlannedRange | None = None
 
-    @property
-    def waits_for_mirror(self) -> bool:
-        """Whether the stream is a mirror that lacked the query's position when it was planned."""
-        return self._data_loss_check.waits_for_mirror
-
     def may_have_rows(self, at: Position, info: StreamInfo) -> bool:
         """Whether a range after ``at`` may not be empty, without a request."""
-        if self.waits_for_mirror:
+        if self._data_loss_check.waits_for_mirror:
             return True
         if (at.created, at.stream_seq, at.time) == (info.created, info.last_seq, info.last_time):
             return False
@@ -148,7 +143,7 @@ class StreamPlanner:
             limit: the limits of the range; None for all messages.
             wait: wait for a mirror that lags, since an empty range would end the run.
         """
-        await self._other_subjects.check(view)
+        self._other_subjects_due = await warn_of_other_subjects(view, self._other_subjects_due)
         resumed = start
         # A stream with the same messages at both ends as when it planned ``start`` has lost none.
         if not self._is_last_end(start, view.info):
@@ -236,7 +231,7 @@ class StreamPlanner:
                 stream=info.name,
                 why=", ".join(scope.silent_removals),
             )
-        await self._other_subjects.check(view)
+        self._other_subjects_due = await warn_of_other_subjects(view, self._other_subjects_due)
         origin = await resolve_start(view, start or self._adapter.start_of(info.name))
         exists = 0 < origin <= info.last_seq
         return Position(

@@ -271,36 +271,34 @@ async def verify_filters(adapter: FormatAdapter, views: Iterable[StreamView]) ->
         raise refused[0]
 
 
-class OtherSubjectsWarning:
-    """The warning of one stream of a query: logged once.
+async def warn_of_other_subjects(view: StreamView, due: float = 1.0) -> float:
+    """Log the number of messages that a query of a bucket does not read, once for each stream.
 
     No read of a bucket returns messages of its stream that are not entries of the bucket
-    (``jetstream.kv.requests``), and no error reports them.
+    (``jetstream.kv.requests``), and no error reports them. Only a stream that can have such
+    messages is counted, with two requests: the keys of most buckets cover theirs. Without such
+    messages, the next count follows when the last sequence has doubled, so that the plannings of a
+    long query share a few.
 
-    Only a stream that can have such messages is counted: the keys of most buckets cover theirs. A
-    count takes two requests. Without such messages, the next one follows when the last sequence has
-    doubled, so that the plannings of a long query share a few.
+    Args:
+        due: the last sequence from which on the messages are counted.
+
+    Returns:
+        ``due`` of the next call.
     """
-
-    def __init__(self) -> None:
-        self._next = 1.0  # the last sequence from which on the messages are counted
-
-    async def check(self, view: StreamView) -> None:
-        """Log the number of messages that a query of a bucket does not read, if it is due."""
-        info, prefix = view.info, view.scope.prefix
-        if not (prefix and info.messages) or info.last_seq < self._next:
-            return
-        if Bucket.of(info).covers_stream:
-            return
-        others = await other_messages(view.jetstream, info, prefix) or 0
-        self._next = math.inf if others > 0 else 2.0 * info.last_seq
-        if others > 0:
-            log.warning(
-                "the stream has messages that are not entries of the bucket and are not read",
-                stream=info.name,
-                messages=others,
-                action=_action(view),
-            )
+    info, prefix = view.info, view.scope.prefix
+    if not (prefix and info.messages) or info.last_seq < due or Bucket.of(info).covers_stream:
+        return due
+    others = await other_messages(view.jetstream, info, prefix) or 0
+    if not others:
+        return 2.0 * info.last_seq
+    log.warning(
+        "the stream has messages that are not entries of the bucket and are not read",
+        stream=info.name,
+        messages=others,
+        action=_action(view),
+    )
+    return math.inf
 
 
 def _action(view: StreamView) -> str:

@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -74,16 +75,39 @@ async def _splits_frames(
     try:
         while waiting or opened:
             while waiting and len(opened) < _AHEAD and (not opened or _is_small(waiting[0])):
-                opened.append(_OpenSplit(connection, waiting.popleft(), adapter))
+                reading = _split_frames(connection, waiting[0], adapter)
+                first = asyncio.ensure_future(_next(reading))
+                opened.append(_OpenSplit(waiting.popleft(), reading, first))
             head = opened[0]
             try:
-                while (frames := await head.next()) is not None:
+                frames = await head.first
+                while frames is not None:
                     yield head.split, frames
+                    frames = await _next(head.reading)
             except StreamNotFoundError as error:
                 _report_deleted(head.split, adapter, error)
             await opened.popleft().close()
     finally:
         await asyncio.gather(*(one.close() for one in opened))
+
+
+class _OpenSplit(NamedTuple):
+    """A split whose first messages are being read."""
+
+    split: Split
+    reading: AsyncGenerator[Deliveries, None]
+    first: asyncio.Task[Deliveries | None]
+
+    async def close(self) -> None:
+        """End the read, whether it is complete or not."""
+        self.first.cancel()
+        # Whatever it found belongs to a read that ends for another reason.
+        await asyncio.gather(self.first, return_exceptions=True)
+        await self.reading.aclose()
+
+
+async def _next(reading: AsyncGenerator[Deliveries, None]) -> Deliveries | None:
+    return await anext(reading, None)
 
 
 def _report_deleted(split: Split, adapter: FormatAdapter, error: StreamNotFoundError) -> None:
@@ -100,33 +124,6 @@ def _report_deleted(split: Split, adapter: FormatAdapter, error: StreamNotFoundE
 
 def _is_small(split: Split) -> bool:
     return split.range.end - split.range.start <= _MAX_AHEAD_SEQUENCES
-
-
-class _OpenSplit:
-    """A split whose first messages are being read."""
-
-    def __init__(
-        self, connection: ReusableConnection, split: Split, adapter: FormatAdapter
-    ) -> None:
-        self.split = split
-        self._frames = _split_frames(connection, split, adapter)
-        self._first: asyncio.Task[Deliveries | None] | None = asyncio.ensure_future(self._next())
-
-    async def next(self) -> Deliveries | None:
-        """The next messages; None after the last ones."""
-        first, self._first = self._first, None
-        return await (first or self._next())
-
-    async def _next(self) -> Deliveries | None:
-        return await anext(self._frames, None)
-
-    async def close(self) -> None:
-        """End the read, whether it is complete or not."""
-        if self._first is not None:
-            self._first.cancel()
-            # Whatever it found belongs to a read that ends for another reason.
-            await asyncio.gather(self._first, return_exceptions=True)
-        await self._frames.aclose()
 
 
 async def _split_frames(
