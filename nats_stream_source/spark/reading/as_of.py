@@ -52,11 +52,7 @@ from nats_stream_source.jetstream.subjects import is_literal
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.logs import field_logger
 from nats_stream_source.rows.base import MESSAGE_TTLS, FormatAdapter, StateSplit, removal_settings
-from nats_stream_source.spark.reading.latest_values import (
-    CatchUpReader,
-    SubjectsSeen,
-    all_subjects_seen,
-)
+from nats_stream_source.spark.reading.latest_values import CatchUpReader, SubjectsSeen
 from nats_stream_source.spark.reading.split_reader import range_frames
 from nats_stream_source.spark.runner import Runner, cached_runner
 from nats_stream_source.wire.columns import subjects
@@ -132,17 +128,14 @@ def _verify_complete(
     def has_all(info: StreamInfo) -> bool:
         return received == request.end or info.messages == info.last_seq
 
-    def is_complete(info: StreamInfo) -> bool:
-        return has_all(info) or all_subjects_seen(split, info, len(seen))
-
-    catch_up, late = CatchUpReader(runner, split, info), list[str]()
-    for frames in catch_up.frames(is_complete, headers_only=True):
-        late += subjects(seen.first_messages(frames), replace=True).to_pylist()
+    catch_up, late = CatchUpReader(runner, split, info, seen, has_all), list[str]()
+    for frames in catch_up.first_messages(headers_only=True):
+        late += subjects(frames, replace=True).to_pylist()
 
     async def unknown() -> Unknown:
         jetstream = await runner.connection.jetstream()
         missing: list[str] = []
-        if not (catch_up.caught_up or is_complete(catch_up.info)):
+        if not (catch_up.caught_up or catch_up.is_complete):
             listed = await list_subjects(jetstream, request.stream, request.subject_filters)
             missing = seen.missing(listed)
         return await _unknown(jetstream, split, late + missing)

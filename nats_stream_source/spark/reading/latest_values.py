@@ -68,18 +68,14 @@ def read_latest_values(split: StateSplit, adapter: FormatAdapter) -> Iterator[pa
             if len(frames):
                 seen.add(subjects(frames, replace=True))
             yield from adapter.rows(frames, split)
-    in_range, catch_up = len(seen), CatchUpReader(runner, split, reader.info)
-
-    def is_complete(info: StreamInfo) -> bool:
-        # The range delivers each subject once, so this count is exact.
-        all_in_range = in_range == split.subject_count
-        return all_in_range or all_subjects_seen(split, info, len(seen))
-
-    for frames in catch_up.frames(is_complete, headers_only=split.range.headers_only):
-        yield from adapter.rows(seen.first_messages(frames), split)
+    # The range delivers each subject once, so this count is exact.
+    all_in_range = len(seen) == split.subject_count
+    catch_up = CatchUpReader(runner, split, reader.info, seen, lambda _: all_in_range)
+    for frames in catch_up.first_messages(headers_only=split.range.headers_only):
+        yield from adapter.rows(frames, split)
     # A TTL that removes a message may uncover an older one, without a new message.
     uncovers = split.history != 1 and catch_up.info.config.get("allow_msg_ttl")
-    if is_complete(catch_up.info) or (catch_up.caught_up and not uncovers):
+    if catch_up.is_complete or (catch_up.caught_up and not uncovers):
         return
     missing = _missing_messages(runner.connection, split, adapter, seen)
     with contextlib.closing(runner.iterate(missing)) as batches:
@@ -162,42 +158,58 @@ class CatchUpReader:
 
     Args:
         info: the stream after that range was read.
+        seen: the subjects that were received.
+        has_all: whether a stream info shows otherwise that no subject is missing.
 
     Attributes:
         info: the stream as its leader last reported it.
         caught_up: whether no message followed the last of them, or the split's range.
     """
 
-    def __init__(self, runner: Runner, split: StateSplit, info: StreamInfo) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        split: StateSplit,
+        info: StreamInfo,
+        seen: SubjectsSeen,
+        has_all: Callable[[StreamInfo], bool],
+    ) -> None:
         self._runner = runner
-        self._range = split.range
+        self._split = split
+        self._seen = seen
+        self._has_all = has_all
         self.info = info
         self.caught_up = False
 
-    def frames(
-        self, is_complete: Callable[[StreamInfo], bool], *, headers_only: bool
-    ) -> Iterator[Deliveries]:
-        """Yield the messages in the order of their sequences.
+    @property
+    def is_complete(self) -> bool:
+        """Whether no subject is missing: as many were received as the stream has.
 
-        Args:
-            is_complete: called with each stream info; True if no subject is missing.
-            headers_only: read without payloads.
+        The number is sufficient where a subject is never removed: the plan rules out limits that
+        remove one, and after a purge through the stream API the stream has fewer. It does not
+        detect a subject that was purged while another one was created.
         """
-        position = self._range.end
+        if self._has_all(self.info):
+            return True
+        planned = self._split.subject_count
+        if planned is None or removal_settings(self._split.planned.config):
+            return False
+        return planned <= self.info.subjects == len(self._seen)
+
+    def first_messages(self, *, headers_only: bool) -> Iterator[Deliveries]:
+        """Yield the first message of each subject that was not received, until none is missing."""
+        position = self._split.range.end
         previous_length: int | None = None
         while True:
-            info = self.info
-            length = info.last_seq - position
+            length = self.info.last_seq - position
             self.caught_up = not length
-            if (
-                self.caught_up
-                or is_complete(info)
-                or (previous_length is not None and length >= previous_length)
-            ):
+            longer = previous_length is not None and length >= previous_length
+            if self.caught_up or longer or self.is_complete:
                 return
-            previous_length = length
-            yield from self._read(position, headers_only)
-            position = info.last_seq
+            previous_length, end = length, self.info.last_seq
+            for frames in self._read(position, headers_only):
+                yield self._seen.first_messages(frames)
+            position = end
 
     def verify(self) -> None:
         """Raise DataLossError if the stream was re-created or rolled back since :attr:`info`."""
@@ -207,7 +219,7 @@ class CatchUpReader:
     def _read(self, start: int, headers_only: bool) -> Iterator[Deliveries]:
         """The messages from ``start`` to the last sequence of :attr:`info`, which is renewed."""
         request = replace(
-            self._range,
+            self._split.range,
             known=KnownStream.of(self.info),
             start=start,
             end=self.info.last_seq,
@@ -217,16 +229,3 @@ class CatchUpReader:
         reader = OrderedReader(self._runner.connection, request)
         yield from self._runner.iterate(range_frames(reader))
         self.info = reader.info
-
-
-def all_subjects_seen(split: StateSplit, info: StreamInfo, seen: int) -> bool:
-    """Whether as many subjects were received as the stream has.
-
-    The number is sufficient where a subject is never removed: the plan rules out limits that remove
-    one, and after a purge through the stream API the stream has fewer. It does not detect a subject
-    that was purged while another one was created.
-    """
-    planned = split.subject_count
-    if planned is None or removal_settings(split.planned.config):
-        return False
-    return planned <= info.subjects == seen

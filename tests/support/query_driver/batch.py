@@ -57,7 +57,7 @@ def read_batch(url: str, **options: Any) -> list[Row]:
 
 def skip_catch_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read no message after the planned range, as when writers are too fast for it."""
-    monkeypatch.setattr(CatchUpReader, "frames", lambda *_, **__: iter(()))
+    monkeypatch.setattr(CatchUpReader, "first_messages", lambda *_, **__: iter(()))
 
 
 def revisions(rows: list[Row]) -> list[int]:
