@@ -129,7 +129,7 @@ class _Task:
         return publish
 
     def _columns(self) -> Iterator[MessageColumns]:
-        encoder = KvRowEncoder("bench", "$KV.bench.", self.ids, None)
+        encoder = KvRowEncoder("bench", self.ids, prefix="$KV.bench.")
         for batch in self.batches:
             yield encoder.encode(batch)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -119,38 +120,32 @@ def _column(batch: pa.RecordBatch, name: str) -> pa.Array | None:
     return column
 
 
+@dataclass(slots=True)
 class RowEncoder(ABC):
     """Encodes the record batches of a task, one after the other.
 
-    Args:
-        target: the bucket or stream, for errors: ``bucket 'fleet'``.
-        max_message_size: the stream's limit in bytes; None without one.
-        unsendable: what to do with headers that cannot be sent unchanged.
-
     Attributes:
+        name: that of the bucket or stream.
+        max_message_size: the limit of server and stream in bytes; None without one.
+        unsendable: what to do with headers that cannot be sent unchanged.
         row: the number of the next row within the partition.
         changed_headers: the number of headers that were skipped or encoded.
     """
 
-    _name = ""
-
-    def __init__(
-        self,
-        target: str,
-        ids: MessageIds,
-        max_message_size: int | None,
-        unsendable: Unsendable,
-    ) -> None:
-        self.row = 0
-        self.changed_headers = 0
-        self._unsendable = unsendable
-        self._where = f"of partition {ids.partition} to {target}: {self._name}"
-        self._ids = ids
-        self._max_message_size = max_message_size
+    name: str
+    ids: MessageIds
+    max_message_size: int | None = None
+    unsendable: Unsendable = Unsendable.FAIL
+    row: int = 0
+    changed_headers: int = 0
+    words: ClassVar[tuple[str, str]]
+    """The kind of target, and what names a row, for errors."""
 
     def encode(self, batch: pa.RecordBatch) -> MessageColumns:
         """The messages of a record batch."""
-        rows = _Rows(batch, self.row, self._where, self._names(batch))
+        target, named = self.words
+        where = f"of partition {self.ids.partition} to {target} {self.name!r}: {named}"
+        rows = _Rows(batch, self.row, where, self._names(batch))
         messages = self._messages(rows)
         self.row += batch.num_rows
         return messages
@@ -165,7 +160,7 @@ class RowEncoder(ABC):
         if (maps := rows.column("headers")) is None:
             return
         try:
-            fields, changed = headers.map_fields(maps, self._unsendable)
+            fields, changed = headers.map_fields(maps, self.unsendable)
         except headers.HeaderError as error:
             problem = f"header {error.problem}; set option 'invalidHeaders' to 'encode' or 'skip'"
             raise rows.error(error.row, problem) from None
@@ -178,24 +173,25 @@ class RowEncoder(ABC):
             content = combine(content, hash_column(one))
         numbers = np.arange(rows.first, rows.first + len(names))
         return pc.binary_join_element_wise(
-            f"{self._ids.job}.{self._ids.partition}", pa.array(numbers).cast(_STRING),
+            f"{self.ids.job}.{self.ids.partition}", pa.array(numbers).cast(_STRING),
             pa.array(content).cast(_STRING), ".",
         )  # fmt: skip
 
     def _columns(self, rows: _Rows, subjects: pa.Array, payloads: pa.Array) -> MessageColumns:
         messages = MessageColumns(subjects, payloads, headers.blocks(rows.fields))
-        if self._max_message_size is not None:
+        if self.max_message_size is not None:
             sizes = messages.sizes()
-            if len(messages) and int(sizes.max()) > self._max_message_size:
-                index = int((sizes > self._max_message_size).argmax())
+            if len(messages) and int(sizes.max()) > self.max_message_size:
+                index = int((sizes > self.max_message_size).argmax())
                 problem = (
                     f"the message has {sizes[index]} bytes, expected at most "
-                    f"{self._max_message_size}; write a smaller value, or raise the limit"
+                    f"{self.max_message_size}; write a smaller value, or raise the limit"
                 )
                 raise rows.error(index, problem, MessageTooLargeError)
         return messages
 
 
+@dataclass(slots=True, kw_only=True)
 class KvRowEncoder(RowEncoder):
     """Rows of ``nats_kv``: keys, values, operations, revisions, TTLs and headers.
 
@@ -207,34 +203,22 @@ class KvRowEncoder(RowEncoder):
         TtlNotSupportedError: the bucket does not accept a TTL.
         MessageTooLargeError: a message exceeds a limit of the server or the bucket.
 
-    Args:
+    Attributes:
         prefix: the part of each subject before the key.
         no_ttl: why the bucket does not accept a TTL; empty if it does.
         codec: how keys and values are stored.
     """
 
-    _name = "key"
-
-    def __init__(
-        self,
-        bucket: str,
-        prefix: str,
-        ids: MessageIds,
-        max_message_size: int | None,
-        no_ttl: str = "",
-        codec: KvCodec = NO_CODEC,
-        unsendable: Unsendable = Unsendable.FAIL,
-    ) -> None:
-        super().__init__(f"bucket {bucket!r}", ids, max_message_size, unsendable)
-        self._codec = codec
-        self._prefix = pa.scalar(prefix.encode(), _BINARY)
-        self._no_ttl = no_ttl
+    prefix: str
+    no_ttl: str = ""
+    codec: KvCodec = NO_CODEC
+    words = "bucket", "key"
 
     def _names(self, batch: pa.RecordBatch) -> pa.Array:
         return _column(batch, "key")
 
     def _messages(self, rows: _Rows) -> MessageColumns:
-        raw_keys = self._raw_keys(rows) if self._codec.key else rows.names
+        raw_keys = self._raw_keys(rows) if self.codec.key else rows.names
         rows.require(
             pc.match_substring_regex(raw_keys, _KEY),
             "expected letters, digits and '-/_=.' only, not starting or ending with '.', no '..' "
@@ -257,29 +241,31 @@ class KvRowEncoder(RowEncoder):
             rows.fields.append(headers.field(EXPECTED_LAST_SUBJECT_SEQUENCE, revisions))
         self._add_ttls(rows)
         self._add_headers(rows)
-        if self._ids.every or revisions is not None:
+        if self.ids.every or revisions is not None:
             ids = self._message_ids(rows, raw_keys, payloads)
-            if not self._ids.every and revisions is not None:
+            if not self.ids.every and revisions is not None:
                 ids = pc.if_else(revisions.is_valid(), ids, pa.scalar(None, _STRING))
             rows.fields.append(headers.field(MSG_ID, ids))
-        subjects = pc.binary_join_element_wise(self._prefix, raw_keys.cast(_BINARY), _NO_BYTES)
+        subjects = pc.binary_join_element_wise(
+            pa.scalar(self.prefix.encode()), raw_keys.cast(_BINARY), _NO_BYTES
+        )
         return self._columns(rows, subjects, payloads)
 
     def _raw_keys(self, rows: _Rows) -> pa.Array:
-        raw_keys = each(encode_key, self._codec.key, rows.names)
-        good = pc.equal(each(decode_key, self._codec.key, raw_keys), rows.names)
+        raw_keys = each(encode_key, self.codec.key, rows.names)
+        good = pc.equal(each(decode_key, self.codec.key, raw_keys), rows.names)
         # A null key is not an error of the codec.
         if not pc.all(good := pc.or_(good.fill_null(False), rows.names.is_null())).as_py():
             index = pc.index(good, False).as_py()
-            problem = self._codec.problem(rows.names[index].as_py())
+            problem = self.codec.problem(rows.names[index].as_py())
             raise rows.error(index, problem, KeyNotEncodableError)
         return raw_keys
 
     def _values(self, rows: _Rows) -> pa.Array:
         values = rows.column("value")
         values = pa.nulls(len(rows.names), _BINARY) if values is None else values.cast(_BINARY)
-        if self._codec.value:
-            values = each(encode_value, self._codec.value, values)
+        if self.codec.value:
+            values = each(encode_value, self.codec.value, values)
         good, put = values.is_valid(), None
         if (operations := rows.column("operation")) is not None:
             operations = operations.fill_null("PUT")
@@ -305,8 +291,8 @@ class KvRowEncoder(RowEncoder):
     def _add_ttls(self, rows: _Rows) -> None:
         if (ttls := rows.column("ttl")) is None:
             return
-        if self._no_ttl:
-            rows.require(ttls.is_null(), self._no_ttl, TtlNotSupportedError)
+        if self.no_ttl:
+            rows.require(ttls.is_null(), self.no_ttl, TtlNotSupportedError)
         rows.require(
             pc.greater_equal(ttls, 1).fill_null(True), "ttl is less than 1, expected seconds"
         )
@@ -314,6 +300,7 @@ class KvRowEncoder(RowEncoder):
         rows.fields.append(headers.field(TTL, seconds))
 
 
+@dataclass(slots=True, kw_only=True)
 class StreamRowEncoder(RowEncoder):
     """Rows of ``nats_stream``: subjects, data, headers and message ids.
 
@@ -322,31 +309,19 @@ class StreamRowEncoder(RowEncoder):
         ConfigurationError: data is null, or a header or an id cannot be sent.
         MessageTooLargeError: a message exceeds a limit of the server or the stream.
 
-    Args:
+    Attributes:
         subject: the subject of all rows; None: the column ``subject`` has them.
         filters: the subjects of the stream; empty if they are not known under these names.
     """
 
-    _name = "subject"
-
-    def __init__(
-        self,
-        stream: str,
-        subject: str | None,
-        filters: Sequence[str],
-        ids: MessageIds,
-        max_message_size: int | None,
-        unsendable: Unsendable = Unsendable.FAIL,
-    ) -> None:
-        super().__init__(f"stream {stream!r}", ids, max_message_size, unsendable)
-        self._subject = subject
-        self._filters = filter_pattern(filters) if filters else None
-        self._expected = ", ".join(repr(one) for one in filters)
+    subject: str | None
+    filters: Sequence[str]
+    words = "stream", "subject"
 
     def _names(self, batch: pa.RecordBatch) -> pa.Array:
-        if self._subject is None:
+        if self.subject is None:
             return _column(batch, "subject")
-        return pa.repeat(pa.scalar(self._subject, _STRING), batch.num_rows)
+        return pa.repeat(pa.scalar(self.subject, _STRING), batch.num_rows)
 
     def _messages(self, rows: _Rows) -> MessageColumns:
         subjects, data = rows.names, _column(rows.batch, "data")
@@ -356,11 +331,12 @@ class StreamRowEncoder(RowEncoder):
             "expected tokens between dots, without wildcards and white space",
             InvalidNameError,
         )
-        if self._filters is not None:
+        if self.filters:
+            expected = ", ".join(repr(one) for one in self.filters)
             rows.require(
-                pc.match_substring_regex(subjects, self._filters),
-                f"the stream does not have the subject, expected one of {self._expected}; change "
-                f"the subject, or the stream's subjects",
+                pc.match_substring_regex(subjects, filter_pattern(self.filters)),
+                f"the stream does not have the subject, expected one of {expected}; change the "
+                f"subject, or the stream's subjects",
                 InvalidNameError,
             )
         rows.require(data.is_valid(), "data is null; write empty data as ''")
@@ -371,7 +347,7 @@ class StreamRowEncoder(RowEncoder):
                 pc.match_substring_regex(ids, _MSG_ID).fill_null(True),
                 "msg_id is empty, starts with white space or contains a line break",
             )
-        if self._ids.every:
+        if self.ids.every:
             automatic = self._message_ids(rows, subjects, payloads)
             ids = automatic if ids is None else pc.coalesce(ids, automatic)
         if ids is not None:

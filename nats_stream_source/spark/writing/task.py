@@ -10,7 +10,7 @@ that were sent before the failure may be stored.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,19 +74,16 @@ _SHORT_WINDOW = 120 * _NANOSECONDS  # the server's default; a restart may take l
 
 def prepare_target(options: KvWriteOptions | StreamWriteOptions) -> None:
     """Open the target of a batch on the driver, before its job starts."""
-    runner = Runner(options.connection)
+    with closing(Runner(options.connection)) as runner:
 
-    async def prepare() -> None:
-        jetstream = await runner.connection.jetstream()
-        if isinstance(options, KvWriteOptions):
-            await open_bucket(jetstream, options)
-        else:
-            await open_stream(jetstream, options)
+        async def prepare() -> None:
+            jetstream = await runner.connection.jetstream()
+            if isinstance(options, KvWriteOptions):
+                await open_bucket(jetstream, options)
+            else:
+                await open_stream(jetstream, options)
 
-    try:
         runner.plan(prepare)
-    finally:
-        runner.close()
 
 
 async def open_bucket(jetstream: JetStream, options: KvWriteOptions) -> StreamInfo:
@@ -279,15 +276,14 @@ async def _open(
     if isinstance(options, KvWriteOptions):
         info = await open_bucket(jetstream, options)
         bucket = Bucket.of(info, options.codec)
-        no_ttl = "" if bucket.allows_message_ttl else _why_no_ttl(jetstream)
         kv_encoder = KvRowEncoder(
             bucket.name,
-            bucket.write_prefix(options.connection.api_prefix),
             ids,
             max_message_size(info, max_payload),
-            no_ttl,
-            options.codec,
             options.invalid_headers,
+            prefix=bucket.write_prefix(options.connection.api_prefix),
+            no_ttl="" if bucket.allows_message_ttl else _why_no_ttl(jetstream),
+            codec=options.codec,
         )
         async with KvBatchWriter(
             jetstream,
@@ -300,11 +296,11 @@ async def _open(
     info = await open_stream(jetstream, options)
     encoder = StreamRowEncoder(
         options.target,
-        options.subject,
-        writable_subjects(info, options),
         ids,
         max_message_size(info, max_payload),
         options.invalid_headers,
+        subject=options.subject,
+        filters=writable_subjects(info, options),
     )
     publisher = FastIngestPublisher if options.fast_ingest else BatchPublisher
     async with publisher(

@@ -173,7 +173,7 @@ async def write(kv: KeyValue, writer: KvBatchWriter, *rows: Row, job: str = "job
             "expected_revision": pa.array(revisions, pa.int64()),
         }
     )
-    encoder = KvRowEncoder(kv.name, kv.bucket.prefix, MessageIds(job, 0, False), None)
+    encoder = KvRowEncoder(kv.name, MessageIds(job, 0, False), prefix=kv.bucket.prefix)
     await writer.send(encoder.encode(batch))
     await writer.flush()
 

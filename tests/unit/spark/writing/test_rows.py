@@ -44,8 +44,8 @@ def encode(
     *rows: dict[str, Any], every: bool = False, row: int = 0, **settings: Any
 ) -> MessageColumns:
     types = settings.pop("types", {})
-    settings = {"max_message_size": None, "no_ttl": ""} | settings
-    encoder = KvRowEncoder("fleet", "$KV.fleet.", MessageIds("job", 2, every), **settings)
+    ids = MessageIds("job", 2, every)
+    encoder = KvRowEncoder("fleet", ids, prefix="$KV.fleet.", **settings)
     encoder.row = row
     return encoder.encode(batch(*rows, **types))
 
@@ -251,7 +251,8 @@ def encode_stream(
 ) -> MessageColumns:
     names = [name for name in STREAM_TYPES if any(name in row for row in rows)]
     arrays = [pa.array([row.get(name) for row in rows], STREAM_TYPES[name]) for name in names]
-    encoder = StreamRowEncoder("ORDERS", subject, filters, MessageIds("job", 0, every), None)
+    ids = MessageIds("job", 0, every)
+    encoder = StreamRowEncoder("ORDERS", ids, subject=subject, filters=filters)
     return encoder.encode(pa.RecordBatch.from_arrays(arrays, names=names))
 
 
@@ -292,7 +293,7 @@ def test_refused_rows_of_stream(
 
 
 def test_refused_row_of_stream_whose_name_has_braces() -> None:
-    encoder = StreamRowEncoder("a{b}", None, FILTERS, MessageIds("job", 0, False), None)
+    encoder = StreamRowEncoder("a{b}", MessageIds("job", 0, False), subject=None, filters=FILTERS)
     batch = pa.RecordBatch.from_pylist(
         [{"subject": "plain", "data": None}],
         pa.schema([("subject", pa.string()), ("data", pa.binary())]),
