@@ -128,75 +128,28 @@ async def timestamp_at(jetstream: JetStream, info: StreamInfo, seq: int) -> str 
     return message.time if message else None
 
 
-class MirrorLag:
-    """How long a mirror has been without the position of the query, and without progress.
-
-    Args:
-        timeout: seconds without progress after which the mirror is no longer waited for.
-        clock: the time in seconds.
-
-    Attributes:
-        began: the time since when it lacks the position; None while it has it.
-        expired: whether it made no progress for ``timeout``.
-    """
-
-    def __init__(self, timeout: float, clock: Callable[[], float]) -> None:
-        self.timeout = timeout
-        self._clock = clock
-        self._reached: tuple[str, int] | None = None  # ``created`` and last sequence
-        self._progressed = self._logged = 0.0
-        self.began: float | None = None
-        self.expired = False
-
-    def waits(self, info: StreamInfo, seq: int) -> bool:
-        """Whether a mirror that lacks ``seq`` is waited for; logs a line every ten seconds."""
-        now = self._clock()
-        begins, reached = self.began is None, (info.created, info.last_seq)
-        began = self.began = now if self.began is None else self.began
-        if reached != self._reached:
-            self._reached, self._progressed = reached, now
-        self.expired = now - self._progressed >= self.timeout
-        if not self.expired and (begins or now - self._logged >= _LOG_INTERVAL):
-            self._logged = now
-            log.warning(
-                "mirror is behind the query, waiting for it",
-                stream=info.name,
-                last=info.last_seq,
-                expected=seq,
-                seconds=round(now - began, 1),
-                timeout=self.timeout,
-            )
-        return not self.expired
-
-    def end(self, stream: str) -> None:
-        """Record that the mirror does not lag."""
-        if self.began is not None and not self.expired:
-            seconds = round(self._clock() - self.began, 1)
-            log.warning("mirror has caught up", stream=stream, seconds=seconds)
-        self.began, self._reached, self.expired = None, None, False
-
-
 class DataLossCheck:
-    """Compares the offsets of one query with the stream as its leader reports it.
-
-    Args:
-        clock: the time in seconds.
-    """
+    """Compares the offsets of one query with the stream as its leader reports it."""
 
     def __init__(
         self, adapter: FormatAdapter, connection: ReusableConnection, clock: Callable[[], float]
     ) -> None:
         self._adapter = adapter
         self._connection = connection
-        # As for outages: 0 waits for ``connectTimeout``.
-        timeout = adapter.options.common.outage_timeout or connection.settings.connect_timeout
-        self._lag = MirrorLag(timeout, clock)
+        self._clock = clock
+        # Seconds without progress after which a mirror without the position of the query is not
+        # waited for any more. As for outages: 0 waits for ``connectTimeout``.
+        self._timeout = adapter.options.common.outage_timeout or connection.settings.connect_timeout
+        self._lags_since: float | None = None
+        self._reached: tuple[str, int] | None = None  # ``created`` and last sequence of the mirror
+        self._progressed = self._logged = 0.0
+        self._expired = False  # no progress for the timeout
         self._restored: str | None = None  # ``created`` of the restored stream that was reported
 
     @property
     def waits_for_mirror(self) -> bool:
         """Whether the last stream that was compared was a mirror that lags."""
-        return self._lag.began is not None
+        return self._lags_since is not None
 
     async def caught_up(self, at: Position, info: StreamInfo) -> StreamInfo:
         """The stream once it has reached ``at``, which a mirror may reach later.
@@ -318,11 +271,35 @@ class DataLossCheck:
         known = KnownStream(offset.created, seq, offset.time, gap=offset.time is None)
         jetstream = await self._connection.jetstream()
         identity = await identify(jetstream, info, known)
-        if identity is not Identity.LAGGING:
-            self._lag.end(info.name)
-        elif not self._lag.waits(info, seq):
-            identity = await identify(jetstream, info, known, may_lag=False)
+        if identity is Identity.LAGGING:
+            if not self._waits(info, seq):
+                identity = await identify(jetstream, info, known, may_lag=False)
+            return identity
+        if self._lags_since is not None and not self._expired:
+            seconds = round(self._clock() - self._lags_since, 1)
+            log.warning("mirror has caught up", stream=info.name, seconds=seconds)
+        self._lags_since, self._reached, self._expired = None, None, False
         return identity
+
+    def _waits(self, info: StreamInfo, seq: int) -> bool:
+        """Whether a mirror that lacks ``seq`` is waited for; logs a line every ten seconds."""
+        now, reached = self._clock(), (info.created, info.last_seq)
+        begins = self._lags_since is None
+        since = self._lags_since = now if self._lags_since is None else self._lags_since
+        if reached != self._reached:
+            self._reached, self._progressed = reached, now
+        self._expired = now - self._progressed >= self._timeout
+        if not self._expired and (begins or now - self._logged >= _LOG_INTERVAL):
+            self._logged = now
+            log.warning(
+                "mirror is behind the query, waiting for it",
+                stream=info.name,
+                last=info.last_seq,
+                expected=seq,
+                seconds=round(now - since, 1),
+                timeout=self._timeout,
+            )
+        return not self._expired
 
     def _report_restored(self, start: Position, info: StreamInfo) -> None:
         if self._restored != info.created:
@@ -344,8 +321,8 @@ class DataLossCheck:
         )
 
     def _report(self, stream: str, observed: str, action: str) -> None:
-        if self._lag.expired:
-            observed += f"; the mirror made no progress for {self._lag.timeout:g} s"
+        if self._expired:
+            observed += f"; the mirror made no progress for {self._timeout:g} s"
         report_data_loss(self._adapter, stream, observed, action)
 
 
