@@ -118,14 +118,6 @@ class CommonOptions:
     outage_timeout: float
     min_partitions: int | None
     fail_on_data_loss: bool
-    include_headers: bool
-    include_origin: bool
-
-    @property
-    def added_columns(self) -> frozenset[str]:
-        """The options that add a column and are set."""
-        set_options = {"includeHeaders": self.include_headers, "includeOrigin": self.include_origin}
-        return frozenset(name for name, is_set in set_options.items() if is_set)
 
     @classmethod
     def of(cls, values: Values) -> CommonOptions:
@@ -144,6 +136,11 @@ class CommonOptions:
             )
         values.validate_effect("maxTriggerDelay", "minRowsPerTrigger")
         return options
+
+
+def added_columns(values: Values) -> frozenset[str]:
+    """The options that add a column and are set."""
+    return frozenset(filter(values.get, ("includeHeaders", "includeOrigin", "includeRawKey")))
 
 
 def require_options(given: Mapping[str, str], format_name: str, stream_option: str) -> None:

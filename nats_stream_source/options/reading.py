@@ -22,6 +22,7 @@ from nats_stream_source.options.common import (
     COMMON,
     CommonOptions,
     StreamSet,
+    added_columns,
     require_options,
     validate_mode,
     validated_stream_set,
@@ -164,6 +165,7 @@ class KvOptions:
         keys: the filters of stored keys: those of the option, encoded by ``codec``.
         as_of_sequence, as_of_time: the state that a batch reads instead of the present one; the
             time in nanoseconds since 1970.
+        added_columns: the options that add a column and are set.
     """
 
     connection: ConnectionSettings
@@ -179,13 +181,7 @@ class KvOptions:
     common: CommonOptions
     buckets: StreamSet | None
     codec: KvCodec
-    include_raw_key: bool
-
-    @property
-    def added_columns(self) -> frozenset[str]:
-        """The options that add a column and are set."""
-        raw_key = frozenset({"includeRawKey"}) if self.include_raw_key else frozenset()
-        return self.common.added_columns | raw_key
+    added_columns: frozenset[str]
 
 
 def codec_of(values: Values) -> KvCodec:
@@ -238,6 +234,7 @@ def _validate_kv(values: Values, mode: Mode | None) -> KvOptions:
         common=CommonOptions.of(values),
         buckets=buckets,
         codec=codec,
+        added_columns=added_columns(values),
     )
 
 
@@ -388,6 +385,7 @@ class StreamOptions:
         stream: the name; None if the stream is looked up by ``filter_subjects``, which then has
             one element, or if the query reads several streams, which are ``streams``.
         end_time: nanoseconds since 1970.
+        added_columns: the options that add a column and are set.
     """
 
     connection: ConnectionSettings
@@ -400,11 +398,7 @@ class StreamOptions:
     min_last_sequence: int | None
     common: CommonOptions
     streams: StreamSet | None
-
-    @property
-    def added_columns(self) -> frozenset[str]:
-        """The options that add a column and are set."""
-        return self.common.added_columns
+    added_columns: frozenset[str]
 
 
 def stream_options(given: Mapping[str, str], mode: Mode | None = None) -> StreamOptions:
@@ -442,6 +436,7 @@ def _validate_stream(values: Values, mode: Mode | None) -> StreamOptions:
         start_position=_stream_start_position(values, mode),
         common=CommonOptions.of(values),
         streams=streams,
+        added_columns=added_columns(values),
     )
 
 

@@ -73,11 +73,8 @@ def kv_batch(
         _initial_column(frames.stream_seq, split.initial_through),
         _created_column(split.range.known.created, count),
     ]
-    if options.common.include_headers:
-        columns.append(header_maps(header_blocks(frames)))
-    if options.common.include_origin:
-        columns += origins(header_blocks(frames))
-    if options.include_raw_key:
+    columns += _header_columns(frames, options.added_columns)
+    if "includeRawKey" in options.added_columns:
         columns.append(raw_key)
     schema = arrow_schema("nats_kv", options.added_columns)
     rows = pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -96,12 +93,14 @@ def stream_batch(frames: Deliveries, split: Split, options: StreamOptions) -> pa
         _timestamp_column(frames.time),
         _created_column(split.range.known.created, count),
     ]
-    if options.common.include_headers:
-        columns.append(header_maps(header_blocks(frames)))
-    if options.common.include_origin:
-        columns += origins(header_blocks(frames))
+    columns += _header_columns(frames, options.added_columns)
     schema = arrow_schema("nats_stream", options.added_columns)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _header_columns(frames: Deliveries, added: frozenset[str]) -> list[pa.Array]:
+    maps = [header_maps(header_blocks(frames))] if "includeHeaders" in added else []
+    return [*maps, *(origins(header_blocks(frames)) if "includeOrigin" in added else ())]
 
 
 def _decoded(
@@ -113,14 +112,7 @@ def _decoded(
     revisions: NDArray[np.int64],
     kept: pa.Array | None,
 ) -> tuple[pa.Array, pa.Array, pa.Array | None]:
-    """Decode keys and values, and apply ``onUndecodable``.
-
-    Args:
-        kept: which rows are kept; None for all.
-
-    Returns:
-        keys, values, and which rows are kept.
-    """
+    """Keys, values, and which rows are kept (None for all), by ``onUndecodable``."""
     keys = each(decode_key, codec.key, raw_keys) if codec.key else raw_keys
     values = each(decode_value, codec.value, raw_values) if codec.value else raw_values
     if codec.on_undecodable is OnUndecodable.NULL or (

@@ -149,8 +149,8 @@ def test_stream_options_all_are_parsed() -> None:
     assert (options.end_sequence, options.end_time) == (None, NOON_NS + 500_000_000)
     assert (options.headers_only, options.min_last_sequence) == (True, 12)
     common = options.common
-    assert (common.min_partitions, common.include_headers) == (3, True)
-    assert not common.fail_on_data_loss
+    assert (common.min_partitions, common.fail_on_data_loss) == (3, False)
+    assert options.added_columns == {"includeHeaders"}
 
 
 def test_subject_stands_for_its_stream() -> None:
