@@ -428,7 +428,6 @@ async def plan_tasks(
         rows: the rows by stream, or estimates.
         plan: returns the splits of a stream, at least as many as its second argument, and the rows
             of each.
-        cores: the number of tasks that run in parallel.
     """
     total = sum(max(1, count) for count in rows.values())
 
@@ -447,12 +446,7 @@ def group_splits(rows: Sequence[int], *, at_least: int, cores: int) -> list[list
     """Groups of splits, by their indices, each of which one task reads in this order.
 
     There are at most as many groups as splits, and no more than ``at_least``, ``cores`` or the rows
-    justify. The groups have about as many rows each.
-
-    Args:
-        rows: the rows of each split, or estimates.
-        at_least: the minimum number of groups, if there are so many splits.
-        cores: the number of tasks that run in parallel.
+    (of each split, or estimates) justify. The groups have about as many rows each.
     """
     weights = [count + OPEN_COST for count in rows]
     wanted = min(cores, -(-sum(weights) // ROWS_PER_SPLIT))

@@ -105,11 +105,7 @@ class PollBackoff:
         return True
 
     def is_unchanged(self, start: object, state: object, requests: int = 1) -> bool:
-        """Whether the state is the same as at the empty poll from ``start``.
-
-        Args:
-            requests: the number of requests of the poll.
-        """
+        """Whether the state, after so many requests, is that of the empty poll from ``start``."""
         if self._last_state is None or start != self._empty_at or state != self._last_state:
             return False
         silence = self._clock() - self._silent_since
@@ -309,8 +305,7 @@ class QueryPlanner:
     async def _begin(self, views: Views, started: str | None) -> dict[str, Position]:
         """Where streams begin that are new to the query, or continue after a restore.
 
-        Args:
-            started: the time at which the query started; None if it starts now.
+        The query started at ``started``; None if it starts now.
         """
 
         async def begin(name: str) -> Position | None:
@@ -335,7 +330,8 @@ class QueryPlanner:
         streams: dict[str, Position] = {}
         for name, at in start.streams.items():
             if not self._adapter.selects(name):
-                self._states.report_not_selected(name)
+                option = str(self._set)
+                self._states.warn_once("stream is not read any more", stream=name, option=option)
             elif name not in views:
                 self._report_deleted(name, at)
             else:
@@ -387,7 +383,12 @@ class QueryPlanner:
         planned = await self._plan_each(starts, views, dict.fromkeys(starts, alone))
         if not limited or len(starts) <= 1:
             return planned
-        limits = self._shared_limits(planned)
+        demands = {
+            name: Demand(one.rows, one.rows * one.info.mean_size, one.whole)
+            for name, one in planned.items()
+        }
+        limits = share_limits(self._limit, demands, self._first)
+        self._first = next_first(limits, self._first)
         again = {
             name: one.start
             for name, one in planned.items()
@@ -424,16 +425,6 @@ class QueryPlanner:
 
         ranges = await gather_limited(plan, list(starts), MAX_STREAMS)
         return dict(zip(starts, ranges, strict=True))
-
-    def _shared_limits(self, planned: Mapping[str, PlannedRange]) -> dict[str, RangeLimit | None]:
-        """The share of each stream in the limits of a micro-batch; None for a range as a whole."""
-        demands = {
-            name: Demand(one.rows, one.rows * one.info.mean_size, one.whole)
-            for name, one in planned.items()
-        }
-        limits = share_limits(self._limit, demands, self._first)
-        self._first = next_first(limits, self._first)
-        return limits
 
 
 def _moved(base: Offset, positions: Mapping[str, Position]) -> Offset:

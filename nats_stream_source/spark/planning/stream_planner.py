@@ -88,10 +88,6 @@ class PlannedRange:
 class StreamPlanner:
     """Plans the ranges of one stream for one query. Not safe for concurrent calls.
 
-    Args:
-        cores: the number of tasks that run in parallel.
-        clock: the time in seconds.
-
     Attributes:
         found: where a stream begins that is new to the query, until an offset has it.
         deleted_at: the last position, if a stream of this name was deleted.
@@ -139,7 +135,6 @@ class StreamPlanner:
         """Plan the range from ``start`` up to the stream sequence ``last``.
 
         Args:
-            view: the stream as its leader has just reported it.
             limit: the limits of the range; None for all messages.
             wait: wait for a mirror that lags, since an empty range would end the run.
         """
@@ -173,7 +168,6 @@ class StreamPlanner:
         """The splits of the range between two positions; an empty list for an empty range.
 
         Args:
-            min_splits: the minimum number.
             planned: whether :meth:`plan` has returned ``end`` for ``view``; else an earlier process
                 planned the range.
         """
@@ -216,11 +210,7 @@ class StreamPlanner:
     async def initial_position(
         self, view: StreamView, start: StartPosition | None = None
     ) -> Position:
-        """The position at which a query of the stream starts.
-
-        Args:
-            start: by default that of the query.
-        """
+        """The position at which a query starts; ``start`` is by default that of the options."""
         info, scope = view.info, view.scope
         if scope.silent_removals and self._adapter.last_per_subject:
             # nats-py allows TTLs in every bucket that it creates: no sign that one is used.

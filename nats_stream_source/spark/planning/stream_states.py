@@ -44,9 +44,6 @@ MAX_STREAMS = 32
 class StreamStates:
     """Requests the states of the streams that a query reads.
 
-    Args:
-        clock: the time in seconds.
-
     Attributes:
         requests: the number of requests of the last poll.
     """
@@ -207,20 +204,17 @@ class StreamStates:
             if stream in views:
                 continue
             if not must_exist:
-                self._warn_once("stream does not exist, the query waits for it", stream=stream)
+                self.warn_once("stream does not exist, the query waits for it", stream=stream)
                 continue
             try:
                 await self._adapter.stream_info(await self._connection.jetstream(), stream)
             except StreamNotFoundError as error:
                 raise type(error)(f"could not read {self._set}: {error}") from error
         if self._set.pattern is not None and not views:
-            self._warn_once("no name matches the pattern", option=str(self._set))
+            self.warn_once("no name matches the pattern", option=str(self._set))
 
-    def report_not_selected(self, stream: str) -> None:
-        """Log, once, that an offset has a stream that the options do not select."""
-        self._warn_once("stream is not read any more", stream=stream, option=str(self._set))
-
-    def _warn_once(self, text: str, **fields: str) -> None:
+    def warn_once(self, text: str, **fields: str) -> None:
+        """Log a warning that was not logged before."""
         about = f"{text} {fields}"
         if about not in self._reported:
             self._reported.add(about)

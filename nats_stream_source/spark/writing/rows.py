@@ -89,11 +89,7 @@ class _Rows:
     def require(
         self, good: pa.Array, problem: str, kind: type[NatsSourceError] = ConfigurationError
     ) -> None:
-        """Raise an error for the first row for which ``good`` is not true.
-
-        Args:
-            problem: what was observed and expected, and the action.
-        """
+        """Raise an error for the first row for which ``good`` is not true."""
         good = good.fill_null(False)
         if len(good) and not pc.all(good).as_py():
             raise self.error(pc.index(good, False).as_py(), problem, kind)

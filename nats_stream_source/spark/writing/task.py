@@ -145,13 +145,6 @@ async def open_stream(jetstream: JetStream, options: StreamWriteOptions) -> Stre
     return info
 
 
-def writable_subjects(info: StreamInfo, options: StreamWriteOptions) -> tuple[str, ...]:
-    """The subjects of the stream as writers see them; empty if an import may have renamed them."""
-    if is_account_import(options.connection.api_prefix):
-        return ()
-    return tuple(info.config["subjects"])
-
-
 def max_message_size(info: StreamInfo, max_payload: int) -> int:
     """The largest message, headers included, that server and stream accept, in bytes."""
     limit = info.config.get("max_msg_size", -1)
@@ -294,13 +287,15 @@ async def _open(
             yield kv_encoder, kv_writer
         return
     info = await open_stream(jetstream, options)
+    # An import of an account may have renamed the subjects.
+    renamed = is_account_import(options.connection.api_prefix)
     encoder = StreamRowEncoder(
         options.target,
         ids,
         max_message_size(info, max_payload),
         options.invalid_headers,
         subject=options.subject,
-        filters=writable_subjects(info, options),
+        filters=() if renamed else info.config["subjects"],
     )
     publisher = FastIngestPublisher if options.fast_ingest else BatchPublisher
     async with publisher(
