@@ -266,9 +266,6 @@ class Split:
     required_from: int | None = None
     expiry_allowed_through: int = 0
 
-    def __str__(self) -> str:
-        return str(self.range)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSplit(Split):

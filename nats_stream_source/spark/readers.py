@@ -70,10 +70,6 @@ class NatsInputPartition(InputPartition):
     splits: tuple[Split, ...]
     running: bool = False
 
-    def __repr__(self) -> str:
-        more = f" and {len(self.splits) - 1} more" if len(self.splits) > 1 else ""
-        return f"NatsInputPartition({self.splits[0]}{more})"
-
 
 # The second task finds the modules that the first one imported.
 _FREEZING_TASKS = 2
