@@ -39,8 +39,6 @@ class EndlessRead:
     """Reads the rows after ``start``.
 
     Args:
-        adapter: the query.
-        connection: of the read.
         info: the stream as its leader reports it.
         start: a sequence; rows after it are read.
         initial_through: rows up to this sequence are initial values.
@@ -102,12 +100,7 @@ class EndlessRead:
             self._reader.leader_changed()
 
     async def batches(self) -> AsyncGenerator[Arrived, None]:
-        """Yield rows as they arrive.
-
-        Raises:
-            StreamChangedError, ConsumerLostError, ConnectError, …: see
-                :meth:`OrderedReader.batches`.
-        """
+        """Yield rows as they arrive; raises as :meth:`OrderedReader.batches`."""
         async with contextlib.aclosing(self._reader.batches()) as batches:
             async for messages in batches:
                 if len(messages):

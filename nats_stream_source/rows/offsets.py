@@ -73,11 +73,7 @@ class Position:
 
     @classmethod
     def parse(cls, json: Mapping[str, Any], stream: str) -> Position:
-        """From the fields of ``stream`` in the checkpoint's JSON object.
-
-        Raises:
-            OffsetError: a field is missing or invalid.
-        """
+        """From the fields of ``stream`` in the checkpoint's JSON object; raises OffsetError."""
         try:
             fields = {name: _value(json, name) for name in cls.__slots__}
         except (AttributeError, TypeError):

@@ -198,9 +198,7 @@ def validate_columns(
     elsewhere (``rows.columns``). Any other column is an error, since a row would lose it without a
     message.
 
-    Args:
-        schema: the columns of the DataFrame.
-        required: columns that the options require, beside those of the format.
+    ``required`` are columns that the options require, beside those of the format.
     """
     written = written_columns(format_name)
     types = {name: column.type for name, column in written.items()}

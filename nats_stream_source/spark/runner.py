@@ -58,16 +58,9 @@ class Runner:
         return self.run(self.connection.retry_transient(work))
 
     def wait_for_outages(self, timeout: float) -> None:
-        """From now on, wait for unavailable servers for at most ``timeout`` seconds.
-
-        Args:
-            timeout: ``outageTimeout``; 0 to wait no longer than ``connectTimeout``.
-        """
-        connection = self.connection
-        if timeout:
-            connection.outage = Outage(timeout, connection.settings.server_list)
-        else:
-            connection.outage = None
+        """From now on, wait for servers for ``outageTimeout``; 0 for ``connectTimeout``."""
+        servers = self.connection.settings.server_list
+        self.connection.outage = Outage(timeout, servers) if timeout else None
 
     def connect(self, outage_timeout: float, *, running: bool = False) -> None:
         """Connect, and wait for unavailable servers for at most ``outageTimeout`` from then on.

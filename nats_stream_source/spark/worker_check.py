@@ -74,11 +74,7 @@ def verify_workers(spark: SparkSession, version: str) -> None:
 
 
 def verify(worker: dict[str, Any], version: str) -> None:
-    """Raise WorkerPythonError if the worker lacks a package, or has another version of this one.
-
-    Args:
-        worker: what its task reported.
-    """
+    """Raise WorkerPythonError if the worker lacks a package, or has another version of this one."""
     where = f"{worker['executable']} (Python {worker['python']})"
     if worker["missing"]:
         packages = ", ".join(_REQUIRED[module] for module in worker["missing"])

@@ -85,11 +85,9 @@ class _EntryReader:
     async def read(
         self, connection: ReusableConnection, keys: pa.Array
     ) -> tuple[pa.Table, pa.Array]:
-        """Read the entries of the first keys: of as many as the size of values permits.
+        """The entries of the first keys, of as many as the size of values permits.
 
-        Returns:
-            the entries, with the columns of :data:`ENTRY_COLUMNS`; and for each of the keys the
-            position of its entry, null for a key without a value.
+        With the position of the entry for each of these keys, null for a key without a value.
         """
         options = self._options
         jetstream = await connection.jetstream()

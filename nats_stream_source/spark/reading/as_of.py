@@ -113,14 +113,8 @@ def _verify_complete(
 ) -> StreamInfo:
     """Report a loss if the received subjects may not be all that had a message at ``end``.
 
-    Args:
-        info: the stream after the range was read.
-        names: the subjects.
-        received: the number of messages of the range. As many as ``end`` are all that were ever
-            written up to there.
-
-    Returns:
-        The stream after the messages that follow the range were read.
+    As many messages as ``end`` are all that were ever written up to there. Returns the stream after
+    the messages that follow the range were read.
     """
     request, seen = split.range, SubjectsSeen()
     seen.add(names)
@@ -159,11 +153,7 @@ def _verify_complete(
 
 
 class _LastSequences:
-    """The last sequence of each subject, and which of these messages the second read received.
-
-    Attributes:
-        names: the subjects, after :meth:`finish`.
-    """
+    """The last sequence of each subject, and which of these messages the second read received."""
 
     def __init__(self) -> None:
         self._parts: list[pa.Table] = []
