@@ -21,7 +21,7 @@ from nats_stream_source.spark.reading.batch import batch_rows
 from nats_stream_source.spark.runner import close_cached_runners
 
 
-def read_bucket(bucket: str, **options: str) -> pa.RecordBatchReader:
+def read_bucket(bucket: str, **options: str | float | bool) -> pa.RecordBatchReader:
     """Read a bucket as ``spark.read.format("nats_kv")`` does, with the same columns and options.
 
     ``duckdb.from_arrow(read_bucket("fleet", servers="nats://127.0.0.1:4222"))``
@@ -32,7 +32,7 @@ def read_bucket(bucket: str, **options: str) -> pa.RecordBatchReader:
     Args:
         bucket: name of the key-value bucket.
         options: options of ``nats_kv`` for ``spark.read`` by their names. By default the rows are
-            the last entry of each key; ``includeHistory="true"`` reads all revisions,
+            the last entry of each key; ``includeHistory=True`` reads all revisions,
             ``asOfSequence`` and ``asOfTime`` the bucket as it was.
 
     Raises:

@@ -32,7 +32,6 @@ from nats_stream_source.options.table import option_hints, option_names
 if TYPE_CHECKING:
     from nats_stream_source.delta.follower.follower import Follower
     from nats_stream_source.delta.follower.metrics import FollowerMetrics
-    from nats_stream_source.delta.follower.pace import FollowProgress
 
 _LINE_INTERVAL = 10.0  # seconds
 _TERMINAL_INTERVAL = 1.0
@@ -75,6 +74,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="one row per revision, with the times from and to which it was valid",
     )
     parser.add_argument(
+        "--reconcile",
+        action="store_true",
+        help="first compare each row with the bucket: keys can be removed without a marker",
+    )
+    parser.add_argument(
         "--commit-interval",
         type=float,
         default=COMMIT_INTERVAL,
@@ -106,6 +110,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Follow the bucket; returns 0 when the table is up to date or the command was stopped."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # during the imports; then by the event loop
+        signal.signal(number, lambda *_: sys.exit(0))
     options = {**connection(arguments), **dict(arguments.options)}
     # Errors name an option of the format as it is given here.
     arguments.origins |= {one.name: f"--option {one.name}" for one in KV} | {"bucket": "BUCKET"}
@@ -128,6 +134,7 @@ def run(arguments: argparse.Namespace) -> int:
         history=arguments.history,
         storage_options=dict(arguments.storage_options) or None,
         commit_interval=arguments.commit_interval,
+        reconcile=arguments.reconcile,
         on_merge=None if metrics is None else metrics.merged,
         **options,
     )
@@ -161,7 +168,7 @@ async def _follow(follower: Follower, metrics: FollowerMetrics | None, *, once: 
         await asyncio.gather(reporting, return_exceptions=True)
         if metrics is not None:
             metrics.end(failed=failed)
-    _write(f"{follower.progress.rows:,} rows read, {_state(follower.progress)}", "\n")
+    _write(f"{follower.progress.rows:,} rows read, {_state(follower)}", "\n")
 
 
 async def _report(follower: Follower) -> None:
@@ -175,17 +182,17 @@ async def _report(follower: Follower) -> None:
             continue
         rate = (progress.rows - rows) / (now - since)
         rows, since = progress.rows, now
-        _write(f"{rate:,.0f} rows/s, {_state(progress)}", "" if terminal else "\n")
+        _write(f"{rate:,.0f} rows/s, {_state(follower)}", "" if terminal else "\n")
 
 
-def _state(progress: FollowProgress) -> str:
-    behind = "up to date"
+def _state(follower: Follower) -> str:
+    progress, behind = follower.progress, "up to date"
     if not progress.caught_up:
         rows = "?" if progress.behind is None else f"{progress.behind:,}"
         behind = f"{rows} rows behind"
         if progress.seconds_behind is not None:
             behind += f", {progress.seconds_behind:.1f} s behind"
-    return f"{behind}, {progress.keys:,} keys"
+    return f"{behind}, {progress.keys:,} {'versions' if follower.history else 'keys'}"
 
 
 def _write(text: str, end: str) -> None:

@@ -19,6 +19,7 @@ from typing import Literal
 import pyarrow as pa
 
 from nats_stream_source.delta.schema import declared_length, is_opaque, sql_type
+from nats_stream_source.errors import ConfigurationError
 
 DELETION_VECTORS = "delta.enableDeletionVectors"
 """The table property with which writers may write deletion vectors."""
@@ -50,7 +51,7 @@ FEATURE, PROPERTY, COLUMN, PARTITION, PATH, FILE, STORE = (
     *("path", "data file", "storage option"),
 )
 
-PATH_CHARACTERS = r"%41 [ ] | ^ \ ? # control characters"
+PATH_CHARACTERS = r"%41 [ ] | ^ \ control characters; in a URI also ? #"
 
 _UNMERGED = "cast the column to STRING, or leave it out of the batch"
 _NEW_TABLE = "replay the events into a table without it"
@@ -151,6 +152,14 @@ def reason(kind: str, name: str, value: object = "") -> str:
     return row(kind, name).reason.format(value)
 
 
+def _found(one: Refusal, value: object) -> str:
+    """The reason of a row that the driver has found; an error for a row of both engines."""
+    text = one.reason.format(value)
+    if one.by == "both":
+        raise ConfigurationError(f"could not change the table: {text}; {one.action}")
+    return text
+
+
 def implied_features(writer_version: int) -> set[str]:
     """The features of a protocol that lists none."""
     if writer_version >= 7:
@@ -164,7 +173,11 @@ def implied_features(writer_version: int) -> set[str]:
 
 
 def feature_problem(features: Iterable[str], properties: Mapping[str, str]) -> str | None:
-    """Why the driver cannot change a table with these features and properties; None if it can."""
+    """Why the driver cannot change a table with these features and properties; None if it can.
+
+    Raises:
+        ConfigurationError: no engine can.
+    """
     unknown = sorted({*features} - SUPPORTED_FEATURES)
     if unknown:
         return reason(FEATURE, "*", ", ".join(unknown))
@@ -174,9 +187,9 @@ def feature_problem(features: Iterable[str], properties: Mapping[str, str]) -> s
         name, _, value = one.name.partition("=")
         for key, given in properties.items():
             if key == name and given.lower() == value:
-                return one.reason.format(f"{key}={given}")
+                return _found(one, f"{key}={given}")
             if name.endswith("*") and key.startswith(name[:-1]):
-                return one.reason.format(key.removeprefix(name[:-1]))
+                return _found(one, key.removeprefix(name[:-1]))
     return None
 
 
@@ -195,6 +208,9 @@ def column_problem(schema: pa.Schema, partitions: Iterable[str]) -> str | None:
 
     Args:
         schema: the table's columns, with the metadata that the log has.
+
+    Raises:
+        ConfigurationError: no engine can.
     """
     for field in schema:
         for name in _IN_COLUMNS:
@@ -208,5 +224,5 @@ def column_problem(schema: pa.Schema, partitions: Iterable[str]) -> str | None:
     for name in partitions:
         kind = sql_type(schema.field(name).type).upper()
         if kind in refused:
-            return reason(PARTITION, kind, name)
+            return _found(row(PARTITION, kind), name)
     return None

@@ -143,7 +143,7 @@ def added_columns(values: Values) -> frozenset[str]:
     return frozenset(filter(values.get, ("includeHeaders", "includeOrigin", "includeRawKey")))
 
 
-def require_options(given: Mapping[str, str], format_name: str, stream_option: str) -> None:
+def require_options(given: Mapping[str, object], format_name: str, stream_option: str) -> None:
     """Raise OptionError without a single option, as for a table that CREATE TABLE made."""
     if not given:
         raise OptionError(

@@ -189,7 +189,7 @@ def codec_of(values: Values) -> KvCodec:
     return KvCodec(values["keyCodec"], values["valueCodec"], values["onUndecodable"])
 
 
-def kv_options(given: Mapping[str, str], mode: Mode | None = None) -> KvOptions:
+def kv_options(given: Mapping[str, object], mode: Mode | None = None) -> KvOptions:
     """Parse and validate the options of ``nats_kv``; ``mode`` is None if it is not known yet."""
     with option_hints(option_names(CONNECTION + KV)):
         require_options(given, "nats_kv", "bucket")
@@ -283,7 +283,7 @@ class LookupOptions:
     outage_timeout: float
 
 
-def lookup_options(bucket: str, given: Mapping[str, str]) -> LookupOptions:
+def lookup_options(bucket: str, given: Mapping[str, object]) -> LookupOptions:
     """Parse and validate the options of ``lookup``."""
     with option_hints(option_names(CONNECTION + LOOKUP)):
         values = parse(given, CONNECTION + LOOKUP)
@@ -401,7 +401,7 @@ class StreamOptions:
     added_columns: frozenset[str]
 
 
-def stream_options(given: Mapping[str, str], mode: Mode | None = None) -> StreamOptions:
+def stream_options(given: Mapping[str, object], mode: Mode | None = None) -> StreamOptions:
     """Parse and validate the options of ``nats_stream``; ``mode`` is None if not known yet."""
     with option_hints(option_names(CONNECTION + STREAM)):
         require_options(given, "nats_stream", "stream")

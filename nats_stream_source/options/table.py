@@ -107,7 +107,7 @@ class Values(dict[str, Any]):
 
 
 def parse(
-    given: Mapping[str, str], table: tuple[Option, ...], advice: Mapping[str, str] | None = None
+    given: Mapping[str, object], table: tuple[Option, ...], advice: Mapping[str, str] | None = None
 ) -> Values:
     """Parse the options that are given.
 
@@ -120,10 +120,16 @@ def parse(
     """
     by_name = {option.name.lower(): option for option in table}
     values: dict[str, Any] = {}
-    for name, text in given.items():
+    for name, value in given.items():
         option = by_name.get(name.lower())
         if option is None:
             raise OptionError(f"unknown option {name!r}{_instead(name, by_name, advice or {})}")
+        if not isinstance(value, (str, int, float)):
+            raise OptionError(
+                f"invalid value for option {option.name!r}: it is a {type(value).__name__}, "
+                f"expected a text, number or boolean"
+            )
+        text = str(value).lower() if isinstance(value, bool) else str(value)  # as pyspark has it
         try:
             values[option.name] = option.kind(text)
         except ValueError as error:

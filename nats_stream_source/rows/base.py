@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nats_stream_source.errors import UndecodableError
+from nats_stream_source.jetstream.kv.bucket import UNMARKED_TTLS
 from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.jetstream.stream_info import StreamInfo
+from nats_stream_source.logs import field_logger
 from nats_stream_source.options import (
     DeliverPolicy,
     KvOptions,
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
     from nats_stream_source.jetstream.api import JetStream
     from nats_stream_source.wire.consumer.deliveries import Deliveries
+
+_log = field_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +186,18 @@ class FormatAdapter(ABC):
             UnsupportedStreamError: a range of the stream cannot be read a second time.
             ConfigurationError: the stream's subjects rule out a filter.
         """
+
+    def report_silent_removals(self, info: StreamInfo, scope: ReadScope) -> None:
+        """Log, once at a start, if current values can end without a row that reports it."""
+        if scope.silent_removals and self.last_per_subject:
+            # nats-py allows TTLs in every bucket that it creates: no sign that one is used.
+            used = set(scope.silent_removals) != {UNMARKED_TTLS}
+            (_log.warning if used else _log.info)(
+                "keys can be removed without a marker, so that no row reports it; reconcile "
+                "removes their rows from a table",
+                stream=info.name,
+                why=", ".join(scope.silent_removals),
+            )
 
     def missing_is_loss(self, scope: ReadScope) -> bool:
         """Whether messages of a range that were removed before they were read are a data loss.

@@ -76,7 +76,8 @@ class PositionLog:
             if any(one.startswith(self._stream) for one in table.transactions):
                 raise ConfigurationError(
                     f"could not follow into table {table.name!r}: it has the position of a "
-                    f"follower with other keys, codecs or history; use these, or name a new table"
+                    f"follower with other keys, codecs, history or metaOnly; use these, or name a "
+                    f"new table"
                 )
             return
         for version in range(table.version, -1, -1):

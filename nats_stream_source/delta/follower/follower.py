@@ -66,6 +66,8 @@ class Follower:
         storage_options: options of delta-rs for an object store.
         commit_interval: the shortest time between two commits, in seconds.
         upkeep: when the table is compacted and vacuumed; None for no upkeep.
+        reconcile: whether a run first compares all rows with the bucket, by a request for each:
+            keys can be removed without a marker, see :func:`nats_stream_source.delta.reconcile`.
         on_merge: called with the result of each merge, in the thread of the event loop.
         options: options of ``nats_kv`` by their names, as ``servers`` and ``keys``. Those of a
             micro-batch's size limit a commit.
@@ -73,6 +75,7 @@ class Follower:
     Attributes:
         location: of the table.
         bucket, stream: the names of the bucket and of its stream.
+        history: whether the table has one row per revision.
 
     Raises:
         OptionError: an option is unknown, invalid, or not one of a follower.
@@ -90,21 +93,24 @@ class Follower:
         storage_options: Mapping[str, str] | None = None,
         commit_interval: float = COMMIT_INTERVAL,
         upkeep: Upkeep | None = DEFAULT_UPKEEP,
+        reconcile: bool = False,
         on_merge: Callable[[MergeResult], None] | None = None,
-        **options: str,
+        **options: str | float | bool,
     ) -> None:
         self._options = _parsed({**options, "bucket": bucket}, history=history)
         self._adapter = KvFormat(self._options)
         self._adapter.terms = replace(KvFormat.terms, start_anew="follow into a new table")
         self.location = TableLocation(table, "driver", storage_options)
+        self.history = history
         self._rules = ChangeRules.of(deletes=deletes, stored_as_scd_type=2 if history else 1)
         assert self._options.bucket is not None
         self.bucket = self._options.bucket
         self.stream = stream_of(self.bucket)
         # What the position depends on beside the stream.
         parts = [self._options.keys, self._options.codec.key, self._options.codec.value, history]
+        parts += ["metaOnly"] if self._options.meta_only else []
         self._query = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
-        self._upkeep = upkeep
+        self._upkeep, self._reconcile = upkeep, reconcile
         if not 0 <= commit_interval <= _LONGEST_INTERVAL:
             raise ConfigurationError(
                 f"invalid argument: commit_interval is {commit_interval!r}, expected seconds from "
@@ -147,15 +153,14 @@ class Follower:
         settings, timeout = self._options.connection, self._options.common.outage_timeout
         async with await Connection.open(settings, retry=False) as opened:
             connection = SharedConnection(opened)
-            if timeout:
-                connection.outage = Outage(timeout, settings.server_list)
+            outage = Outage(timeout, settings.server_list) if timeout else None
             with ThreadPoolExecutor(1, "follower") as thread:
                 restarts = 0
                 try:
                     while True:
                         before = self.progress
                         try:
-                            await self._run_once(connection, thread, once=once)
+                            await self._run_once(connection, thread, outage, once=once)
                             return self.progress
                         except (PositionVoidError, StreamChangedError) as change:
                             restarts = restarts + 1 if self.progress.rows == before.rows else 0
@@ -171,7 +176,12 @@ class Follower:
                     self._adapter.finish()
 
     async def _run_once(
-        self, connection: SharedConnection, thread: ThreadPoolExecutor, *, once: bool
+        self,
+        connection: SharedConnection,
+        thread: ThreadPoolExecutor,
+        outage: Outage | None,
+        *,
+        once: bool,
     ) -> None:
         position = PositionLog(self.stream, self._query)
         table = FollowedTable(self.location, self._rules, self._options, position, self._upkeep)
@@ -183,6 +193,8 @@ class Follower:
             self._stop,
             self._pace,
             once=once,
+            outage=outage,
+            reconcile=self._reconcile,
             progress=self.progress,
             on_merge=self._on_merge,
         )
@@ -192,7 +204,7 @@ class Follower:
             await asyncio.to_thread(table.close)
 
 
-def _parsed(options: dict[str, str], *, history: bool) -> KvOptions:
+def _parsed(options: dict[str, object], *, history: bool) -> KvOptions:
     starts = {"startsequence", "starttime", "updatesonly", "includehistory"}
     if history and not starts & {name.lower() for name in options}:
         options = {**options, "includeHistory": "true"}

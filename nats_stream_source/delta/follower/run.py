@@ -36,7 +36,8 @@ from nats_stream_source.delta.follower.pace import FollowProgress, Pace
 from nats_stream_source.delta.follower.table import FollowedTable
 from nats_stream_source.delta.merge_result import MergeResult
 from nats_stream_source.errors import ConfigurationError
-from nats_stream_source.jetstream.kv.bucket import stream_info_with_revision
+from nats_stream_source.jetstream.kv.bucket import bucket_stream_info, stream_info_with_revision
+from nats_stream_source.jetstream.retry import Outage
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
 from nats_stream_source.jetstream.stream_identity import (
     Identity,
@@ -82,6 +83,9 @@ class Run:
         thread: calls the table's methods.
         stop: is set to end the run.
         once: whether the run ends when the table has what the bucket had at the start.
+        outage: how long the run waits for servers once it has reached one; None for
+            ``connect_timeout``.
+        reconcile: whether all rows are compared with the bucket first.
         progress: of the earlier runs.
         on_merge: called with the result of each merge.
 
@@ -99,6 +103,8 @@ class Run:
         pace: Pace,
         *,
         once: bool,
+        outage: Outage | None,
+        reconcile: bool,
         progress: FollowProgress,
         on_merge: Callable[[MergeResult], None] | None,
     ) -> None:
@@ -109,6 +115,7 @@ class Run:
         self._table, self._stored = table, table.position
         self._connection, self._thread, self._stop = connection, thread, stop
         self._once, self._on_merge, self._pace = once, on_merge, pace
+        self._outage, self._reconcile = outage, reconcile
         self._waiting: list[Arrived] = []
         self._waiting_bytes = 0
         common = adapter.options.common
@@ -132,7 +139,9 @@ class Run:
 
     async def _follow(self) -> None:
         info = await self._retry(self._first_info)
+        self._connection.outage = self._outage
         self._scope = self._adapter.read_scope(info)
+        self._adapter.report_silent_removals(info, self._scope)
         stored = await self._in_thread(self._table.open)
         if stored is not None:
             # Another follower may have read further while the table was opened.
@@ -140,6 +149,8 @@ class Run:
         info, at = await self._start(info, stored)
         self._info, self._at = info, at  # the stream, and the position behind what was taken
         self._target = info.last_seq
+        if self._reconcile:
+            await self._retry(lambda: self._delete_unseen([]))
         last_per_subject = (
             self._adapter.last_per_subject
             and not self._complete
@@ -303,7 +314,7 @@ class Run:
             await asyncio.sleep(_POLL_INTERVAL)
 
     async def _leaders_info(self) -> StreamInfo:
-        return await (await self._connection.jetstream()).stream_info(self._info.name)
+        return await bucket_stream_info(await self._connection.jetstream(), self._bucket)
 
     async def _retry(self, work: Callable[[], Awaitable[_T]]) -> _T:
         """Repeat a request while servers are away; two more seconds once the follower stops."""

@@ -181,7 +181,7 @@ def reconcile(
     limits: AutoLimits | None = None,
     key_codec: str | None = None,
     value_codec: str | None = None,
-    **options: str,
+    **options: str | float | bool,
 ) -> ReconcileResult:
     """Remove, mark or close the rows of a table whose keys the bucket no longer has.
 

@@ -63,10 +63,9 @@ def lookup(
     """
     from nats_stream_source.spark.enrichment.entries import Lookup, with_entries
 
-    given = {name: _text(value) for name, value in options.items()}
     added, present = _added(columns), df.schema
     task = Lookup(
-        lookup_options(bucket, given),
+        lookup_options(bucket, options),
         _position(present, key),
         {name: source for source, name in added.items()},
     )
@@ -76,10 +75,6 @@ def lookup(
         return with_entries(batches, task)
 
     return df.mapInArrow(enrich, schema)
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _added(columns: Sequence[str] | Mapping[str, str]) -> dict[str, str]:

@@ -35,7 +35,6 @@ from dataclasses import dataclass, replace
 
 from nats_stream_source.aio.tasks import gather_limited
 from nats_stream_source.jetstream.api import max_concurrent_requests
-from nats_stream_source.jetstream.kv.bucket import UNMARKED_TTLS
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.jetstream.stream_info import StreamInfo
@@ -212,15 +211,7 @@ class StreamPlanner:
     ) -> Position:
         """The position at which a query starts; ``start`` is by default that of the options."""
         info, scope = view.info, view.scope
-        if scope.silent_removals and self._adapter.last_per_subject:
-            # nats-py allows TTLs in every bucket that it creates: no sign that one is used.
-            used = set(scope.silent_removals) != {UNMARKED_TTLS}
-            (log.warning if used else log.info)(
-                "keys can be removed without a marker, so that no row reports it; "
-                "nats_stream_source.delta.reconcile removes their rows from a table",
-                stream=info.name,
-                why=", ".join(scope.silent_removals),
-            )
+        self._adapter.report_silent_removals(info, scope)
         self._other_subjects_due = await warn_of_other_subjects(view, self._other_subjects_due)
         origin = await resolve_start(view, start or self._adapter.start_of(info.name))
         exists = 0 < origin <= info.last_seq

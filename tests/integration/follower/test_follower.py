@@ -408,7 +408,7 @@ async def test_table_made_append_only_while_follower_is_idle_is_refused(
     with before_next(monkeypatch, "refresh", change):
         await wait_until_async(lambda: version(followed.table) > before, "the property")
     followed.put("b=1")
-    with pytest.raises(ConfigurationError, match=r"append-only.*follow with Spark"):
+    with pytest.raises(ConfigurationError, match=r"append-only.*; unset it"):
         await asyncio.wait_for(task, 30)
     assert version(followed.table) == before + 1
     assert values(followed.table) == {"a": b"1"}

@@ -184,7 +184,6 @@ VECTORS = {"deletionVectors", "appendOnly", "invariants"}
         ({*VECTORS, "changeDataFeed"}, {"delta.enableChangeDataFeed": "false"}, None),
         ({"rowTracking", "clustering"}, {}, "the driver lacks (clustering, rowTracking)"),
         (set(), {"delta.enableChangeDataFeed": "true"}, "delta.enableChangeDataFeed=true"),
-        (set(), {"delta.appendOnly": "TRUE"}, "append-only (delta.appendOnly=TRUE)"),
         (set(), {"delta.columnMapping.mode": "name"}, "delta.columnMapping.mode=name"),
         (set(), {"delta.columnMapping.mode": "none"}, None),
         (set(), {"delta.constraints.positive": "n > 0"}, "constraint (positive)"),
@@ -211,7 +210,6 @@ def field(kind: pa.DataType, **metadata: str) -> pa.Field:
         (field(pa.timestamp("us")), ["c"], "'c' is a TIMESTAMP_NTZ"),
         (field(pa.float64()), ["c"], "'c' is a DOUBLE"),
         (field(pa.float32()), ["c"], "'c' is a FLOAT"),
-        (field(pa.binary()), ["c"], "'c' is a BINARY"),
         (field(opaque_type("variant")), [], "Arrow lacks the type of column 'c'"),
         (field(pa.string(), __CHAR_VARCHAR_TYPE_STRING="char(3)"), [], "has a declared length"),
         (field(pa.int64(), **{"delta.generationExpression": "n + 1"}), [], "'c' is generated"),
@@ -222,6 +220,13 @@ def field(kind: pa.DataType, **metadata: str) -> pa.Field:
 def test_column_found(field: pa.Field, partitions: list[str], problem: str | None) -> None:
     found = column_problem(pa.schema([field]), partitions)
     assert found is None if problem is None else problem in str(found)
+
+
+def test_refusal_of_both_engines_names_action() -> None:
+    with pytest.raises(ConfigurationError, match=r"\(delta.appendOnly=TRUE\); unset it"):
+        feature_problem((), {"delta.appendOnly": "TRUE"})
+    with pytest.raises(ConfigurationError, match=r"'c' is a BINARY, .*; replay the events"):
+        column_problem(pa.schema([field(pa.binary())]), ["c"])
 
 
 @pytest.mark.parametrize("path", ["file:/lake/a", "s3a://lake/a%20b", "/lake/a", "file:///lake/a"])
