@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from nats_stream_source.errors import UndecodableError
 from nats_stream_source.jetstream.kv.bucket import UNMARKED_TTLS
 from nats_stream_source.jetstream.ordered.request import RangeRequest
-from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.logs import field_logger
 from nats_stream_source.options import (
@@ -224,6 +223,9 @@ class FormatAdapter(ABC):
         A lagging replica, or one whose clock expires messages earlier, differs from the leader for
         a while. Only the leader's messages are those of the stream.
         """
+        # Deferred import: it loads nats-py, which a process that finds the formats does not need.
+        from nats_stream_source.jetstream.stream_identity import KnownStream
+
         # A server rejects last_per_subject without a filter (error 10094).
         match_all = (f"{scope.prefix}>",) if last_per_subject else ()
         return RangeRequest(
