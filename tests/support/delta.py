@@ -12,6 +12,19 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
+ENTRIES = pa.schema(
+    [
+        ("bucket", pa.string()),
+        ("key", pa.string()),
+        ("value", pa.binary()),
+        ("revision", pa.int64()),
+        ("created", pa.timestamp("us", "UTC")),
+        ("operation", pa.string()),
+        ("stream_created", pa.timestamp("us", "UTC")),
+    ]
+)
+"""The columns of ``nats_kv`` that a table of entries stores."""
+
 
 def rows_of(table: DeltaTable) -> list[dict[str, Any]]:
     """Return the rows of a version, without those that deletion vectors remove."""

@@ -26,7 +26,7 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import TableConflictError
 from nats_stream_source.jetstream.kv.codec import NO_CODEC
 from nats_stream_source.options import CONNECTION, connection_settings, parse
-from tests.integration.delta.driver.in_process import ARROW, InProcessTable, arrow
+from tests.integration.delta.driver.in_process import InProcessTable, arrow
 from tests.integration.delta.merge_model import (
     ENGINES,
     SCHEMA,
@@ -47,6 +47,7 @@ from tests.integration.delta.merge_model import (
     stored,
     version,
 )
+from tests.support.delta import ENTRIES
 from tests.support.nats import buckets
 
 pytestmark = pytest.mark.delta
@@ -259,9 +260,9 @@ def test_random_interleavings_with_revisions_that_vanish(
 
     def merge(entries: Sequence[Entry]) -> None:
         if kind == "history":
-            columns = ARROW.names
+            columns = ENTRIES.names
             layout = Layout(2, ("bucket", "key"), ENTRY_SEQUENCE, (SEQUENCE,), "remove", True)
-            shape = EventShape(ARROW, layout, ("value",), frozenset(columns), computed=True)
+            shape = EventShape(ENTRIES, layout, ("value",), frozenset(columns), computed=True)
             merged.merge_events(arrow(entries), shape)
         else:
             merged.merge(*entries)

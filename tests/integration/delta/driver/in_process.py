@@ -24,25 +24,14 @@ from nats_stream_source.delta.tables import TableChangedError
 from nats_stream_source.delta.upkeep import Upkeep
 from tests.integration.delta.merge_model import Entry, Model, stored
 from tests.support.cdc.events import Event
-from tests.support.delta import rows_of
+from tests.support.delta import ENTRIES, rows_of
 
 both_writers = pytest.mark.parametrize("vectors", [True, False])
-ARROW = pa.schema(
-    [
-        ("bucket", pa.string()),
-        ("key", pa.string()),
-        ("value", pa.binary()),
-        ("revision", pa.int64()),
-        ("created", pa.timestamp("us", "UTC")),
-        ("operation", pa.string()),
-        ("stream_created", pa.timestamp("us", "UTC")),
-    ]
-)
 
 
 def arrow(entries: Sequence[Entry]) -> pa.Table:
-    """Entries with the columns of ``nats_kv`` that a table stores."""
-    return pa.table({name: [getattr(e, name) for e in entries] for name in ARROW.names}, ARROW)
+    """Entries with the columns that a table stores."""
+    return pa.table({name: [getattr(e, name) for e in entries] for name in ENTRIES.names}, ENTRIES)
 
 
 class InProcessTable:
@@ -106,8 +95,14 @@ class InProcessTable:
         return self.engine.table.snapshot
 
     def verify_index(self) -> None:
-        """The kept index equals the one that is built from the table."""
-        assert index_of(self.state) == index_of(rebuilt(self.path, self.options))
+        """The kept indexes of the table and its state equal those that are built from them."""
+        self.engine.wait()
+        tables = {self.path: self.engine.table, f"{self.path}__cdc_state": self.engine.find_state()}
+        for path, table in tables.items():
+            if table is not None:
+                snapshot = table.indexed()
+                snapshot.refresh()
+                assert index_of(snapshot) == index_of(rebuilt(path, self.options))
 
 
 def index_of(table: Snapshot) -> dict[str, tuple[Any, ...]]:
@@ -206,15 +201,3 @@ class CdcTable:
                 row["seq"] = number.get(repr(row[SEQUENCE]))
             rows.append(tuple(row[name] for name in names))
         return sorted(rows, key=lambda row: row[:2])
-
-    def verify_index(self) -> None:
-        """The kept indexes equal those that are built from the tables."""
-        self.table.engine.wait()
-        for table, path in (
-            (self.table.engine.find(), self.path),
-            (self.table.engine.find_state(), self.state_path),
-        ):
-            if table is not None:
-                snapshot = table.indexed()
-                snapshot.refresh()
-                assert index_of(snapshot) == index_of(rebuilt(path))

@@ -8,8 +8,8 @@ statistics of the driver's data files are those of Delta's own writer.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
-from datetime import datetime, timedelta, timezone
+from collections.abc import Callable
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -21,66 +21,43 @@ from pyspark.sql import SparkSession
 
 from nats_stream_source.delta.driver.storage import TableStorage
 from nats_stream_source.delta.driver.upkeep import compact
-from nats_stream_source.delta.rules.layout import Deletes
-from tests.integration.delta.driver.in_process import ARROW, InProcessTable, arrow
-from tests.integration.delta.merge_model import CREATED, both_modes, put
+from tests.integration.delta.driver.in_process import InProcessTable, arrow
+from tests.integration.delta.merge_model import Entry, delete, put
 from tests.support.delta import change_actions, partition_by
 from tests.support.delta_readers import by_deltalake, by_duckdb, by_polars
 
-_ARROW = pa.schema(
-    [field for field in ARROW if field.name != "value"]
-    + [
-        pa.field("value", pa.struct([("name", pa.string()), ("tags", pa.list_(pa.string()))])),
-        pa.field("headers", pa.map_(pa.string(), pa.list_(pa.string()))),
-    ]
-)
+_NESTED = pa.struct([("name", pa.string()), ("tags", pa.list_(pa.string()))])
 _VALUES = [
     {"name": "a", "tags": ["x", None]},
     {"name": None, "tags": []},
     {"name": "ä", "tags": None},
     None,
 ]
+_HEADERS = pa.map_(pa.string(), pa.list_(pa.string()))
 _HEADER_MAPS = [{"Nats-Msg-Id": ["1", "2"], "x": []}, {}, None]
 _TAGS = {"INSERTION_TIME": "1700000000000000", "VORDER": "true"}  # of Databricks and Fabric
 _ENCODED = "ü %: 1/2="  # a partition whose directory's name is percent-encoded
 
 Row = dict[str, Any]
-Rows = dict[tuple[str, str], Row]
 
 
-def _entry(bucket: str, key: int, revision: int, operation: str = "PUT") -> Row:
-    put = operation == "PUT"
-    return {
-        "bucket": bucket,
-        "key": f"k{key}",
-        "revision": revision,
-        "created": CREATED + timedelta(seconds=revision),
-        "operation": operation,
-        "stream_created": CREATED,
-        "value": _VALUES[revision % 4] if put else None,
-        "headers": _HEADER_MAPS[revision % 3] if put else None,
-    }
+def _write(path: Path, other: str = "ships") -> dict[tuple[str, str], Row]:
+    """Write a table by the driver; returns its rows as deltalake reads them."""
+    table = InProcessTable(path, vectors=True)
 
+    def merge(*entries: Entry) -> None:
+        rows = arrow([Entry(**{**vars(one), "bucket": of}) for of in buckets for one in entries])
+        numbers = rows["revision"].to_pylist()
+        nested = pa.array([_VALUES[n % 4] for n in numbers], _NESTED)
+        headers = pa.array([_HEADER_MAPS[n % 3] for n in numbers], _HEADERS)
+        table.merge_rows(rows.append_column("nested", nested).append_column("headers", headers))
 
-def _write(path: Path, deletes: Deletes, other: str = "ships") -> Rows:
-    """Write a table by the driver; returns the rows that it has then."""
-    table, buckets, rows = InProcessTable(path, deletes, vectors=True), ("fleet", other), Rows()
-
-    def merge(entries: Iterable[Row]) -> None:
-        entries = list(entries)
-        table.merge_rows(pa.Table.from_pylist(entries, _ARROW))
-        for entry in entries:
-            identity, put = (entry["bucket"], entry["key"]), entry["operation"] == "PUT"
-            rows[identity] = {**entry, **({"deleted": not put} if deletes == "mark" else {})}
-            if deletes == "remove" and not put:
-                del rows[identity]
-
-    merge([])
+    buckets = ("fleet", other)
+    merge()
     partition_by(path, "bucket")
     table.reopen()
-    for bucket in buckets:
-        merge(_entry(bucket, key, key + 1) for key in range(10))
-        merge(_entry(bucket, key, key + 30, "DEL" if key % 3 else "PUT") for key in range(0, 10, 2))
+    merge(*(put(f"k{n}", n + 1) for n in range(10)))
+    merge(*((delete if n % 3 else put)(f"k{n}", n + 30) for n in range(0, 10, 2)))
     for bucket in buckets:
         files = table.state.files.items()
         of_bucket = [n for n, file in files if file.add["partitionValues"]["bucket"] == bucket]
@@ -88,12 +65,18 @@ def _write(path: Path, deletes: Deletes, other: str = "ships") -> Rows:
     change_actions(path, "add", lambda add: add.update(tags=_TAGS))
     DeltaTable(path).create_checkpoint()
     table.engine.table.close()
-    for bucket in buckets:
-        merge(_entry(bucket, key, key + 60, "PURGE" if key % 5 else "PUT") for key in range(3, 7))
+    merge(*((delete if n % 5 else put)(f"k{n}", n + 60) for n in range(3, 7)))
     written = sorted((file for _, file in table.state.files.items()), key=lambda file: file.rows)
     for file in written[-2:]:  # the compacted file of each partition
         assert "deletionVector" in file.add
         assert file.add["tags"] == _TAGS
+    rows = _by_key(by_deltalake(path))
+    for bucket in buckets:
+        found = {key: row["revision"] for (of, key), row in rows.items() if of == bucket}
+        assert found == {"k0": 30, "k1": 2, "k5": 65, "k7": 8, "k9": 10}
+    for row in rows.values():
+        assert row["nested"] == _VALUES[row["revision"] % 4]
+        assert row["headers"] == _HEADER_MAPS[row["revision"] % 3]
     return rows
 
 
@@ -109,45 +92,38 @@ def _plain(row: Row) -> Row:
     return row
 
 
-def _by_key(rows: list[Row]) -> Rows:
+def _by_key(rows: list[Row]) -> dict[tuple[str, str], Row]:
     found = {(row["bucket"], row["key"]): _plain(row) for row in rows}
     assert len(found) == len(rows)
     return found
 
 
-@both_modes
-@pytest.mark.parametrize(
-    ("read", "partition"),
-    [(by_deltalake, _ENCODED), (by_duckdb, _ENCODED), (by_polars, "ships")],
-)
-def test_reader_returns_rows(
-    tmp_path: Path, deletes: Deletes, read: Callable[[Path], list[Row]], partition: str
-) -> None:
-    rows = _write(tmp_path / "fleet", deletes, partition)
-    assert _by_key(read(tmp_path / "fleet")) == rows
+@pytest.mark.parametrize(("read", "partition"), [(by_duckdb, _ENCODED), (by_polars, "ships")])
+def test_reader_returns_rows(path: Path, read: Callable[[Path], list[Row]], partition: str) -> None:
+    rows = _write(path, partition)
+    assert _by_key(read(path)) == rows
 
 
-def test_polars_returns_removed_rows_of_encoded_partition(tmp_path: Path) -> None:
+def test_polars_returns_removed_rows_of_encoded_partition(path: Path) -> None:
     """A limitation of polars 2.1 that docs/table.md describes: it does not find the vectors."""
-    rows = _write(tmp_path / "fleet", "mark", _ENCODED)
-    found = by_polars(tmp_path / "fleet")
+    rows = _write(path, _ENCODED)
+    found = by_polars(path)
     assert len(found) > len(rows)
     assert {row["bucket"] for row in found} == {"fleet", _ENCODED}
 
 
 @pytest.mark.delta
 @pytest.mark.faults
-@both_modes
-def test_spark_returns_rows(spark: SparkSession, tmp_path: Path, deletes: Deletes) -> None:
-    rows = _write(tmp_path / "fleet", deletes, _ENCODED)
-    found = spark.read.format("delta").load(str(tmp_path / "fleet")).collect()
+def test_spark_returns_rows(spark: SparkSession, path: Path) -> None:
+    rows = _write(path, _ENCODED)
+    found = spark.read.format("delta").load(str(path)).collect()
     assert _by_key([row.asDict(recursive=True) for row in found]) == rows
 
 
 @pytest.mark.parametrize("method", ["to_pyarrow_table", "to_pandas", "to_pyarrow_dataset"])
-def test_pyarrow_reader_of_deltalake_refuses_table(tmp_path: Path, method: str) -> None:
-    _write(tmp_path / "fleet", "remove")
-    read = getattr(DeltaTable(tmp_path / "fleet"), method)
+def test_pyarrow_reader_of_deltalake_refuses_table(path: Path, method: str) -> None:
+    _write(path)
+    read = getattr(DeltaTable(path), method)
     with pytest.raises(DeltaProtocolError, match=r"reader features: \{'deletionVectors'\}"):
         read()
 

@@ -10,8 +10,15 @@ import numpy as np
 import pyarrow as pa
 
 from nats_stream_source.delta.rules.changes import changes_of, recorded_changes
-from nats_stream_source.delta.rules.layout import DELETE, END, SEQUENCE, START, Layout
-from nats_stream_source.delta.rules.rows import Integers, RowChanges
+from nats_stream_source.delta.rules.layout import (
+    DELETE,
+    END,
+    SEQUENCE,
+    START,
+    UNAVAILABLE,
+    Layout,
+)
+from nats_stream_source.delta.rules.rows import DecidingEvents, Integers, RowChanges
 from tests.support.cdc.events import Event
 
 _KEY = pa.string()
@@ -72,14 +79,23 @@ class MemoryTable:
         return [n for n, row in kept if (end := row[last]) is None or end >= since[row["key"]]]
 
 
-class MemoryTables:
-    """See the module."""
+def row_of(event: Event, *lacks: str) -> dict[str, Any]:
+    """The row of an event in a batch, and the names of the values that it lacks."""
+    own = {SEQUENCE: event.seq, DELETE: event.op == "D", UNAVAILABLE: list(lacks)}
+    return {**event._asdict(), **own}
 
-    def __init__(self, scd_type: int, tracked: str = "ab", key: pa.DataType = _KEY) -> None:
+
+class MemoryTables:
+    """See the module; if ``unavailable``, events name the values that they lack."""
+
+    def __init__(
+        self, scd_type: int, tracked: str = "ab", key: pa.DataType = _KEY, unavailable: bool = False
+    ) -> None:
         self.tracked = tuple(tracked)
         values = [pa.field("key", key), *_VALUES]
         sequence = pa.field(SEQUENCE, pa.int64())
-        self.events = pa.schema([*values, sequence, (DELETE, pa.bool_())])
+        lacks = [pa.field(UNAVAILABLE, pa.list_(pa.string()))] * unavailable
+        self.events = pa.schema([*values, sequence, (DELETE, pa.bool_()), *lacks])
         self.layout = Layout(scd_type, ("key",), "bigint", (SEQUENCE,), "remove", times=False)
         state = self.layout.state("id")
         if scd_type == 2:
@@ -90,24 +106,24 @@ class MemoryTables:
             self.state = MemoryTable(pa.schema([values[0], sequence]), state)
         self.table = MemoryTable(table, self.layout)
 
-    def merge(self, events: Iterable[Event], *, crash: bool = False) -> RowChanges:
-        """Merge a batch.
+    def merge(self, events: Iterable[Event | dict[str, Any]], *, crash: bool = False) -> RowChanges:
+        """Merge a batch of events, or of their rows, reduced in two partitions.
 
         Args:
             crash: whether the process ends after the commit of the state.
         """
-        rows = [
-            {**event._asdict(), SEQUENCE: event.seq, DELETE: event.op == "D"} for event in events
-        ]
-        batch = pa.Table.from_pylist(rows, self.events)
+        rows = [row_of(one) if isinstance(one, Event) else one for one in events]
+        parts = []
+        for part in (rows[::2], rows[1::2]):
+            deciding = DecidingEvents(self.events, self.layout)
+            deciding.add(pa.RecordBatch.from_pylist(part, self.events))
+            parts.append(deciding.table())
+        batch = pa.concat_tables(parts)
         changes = changes_of(batch, self.layout, self.tracked, self.table, self.state)
-        self.apply(changes, crash=crash)
-        return changes
-
-    def apply(self, changes: RowChanges, *, crash: bool) -> None:
         self.state.apply(recorded_changes(changes.state, self.layout, self.state))
         if not crash:
             self.table.apply(changes)
+        return changes
 
     def rows(self) -> list[tuple[Any, ...]]:
         bounds = (START, END) if self.layout.scd_type == 2 else ()

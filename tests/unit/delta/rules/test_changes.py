@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nats_stream_source.delta.rules import rows as module
-from nats_stream_source.delta.rules.changes import changes_of
 from nats_stream_source.delta.rules.latest import with_kept_values
 from nats_stream_source.delta.rules.layout import (
     DELETE,
@@ -23,20 +22,11 @@ from nats_stream_source.delta.rules.layout import (
 )
 from nats_stream_source.delta.rules.rows import DecidingEvents, newest_per_key
 from tests.support.cdc.events import SITUATIONS, Event, events_of, history, latest, random_event
-from tests.unit.delta.rules.memory_tables import MemoryTable, MemoryTables
+from tests.support.delta import ENTRIES
+from tests.unit.delta.rules.memory_tables import MemoryTable, MemoryTables, row_of
 
-SCHEMA = pa.schema(
-    [
-        ("bucket", pa.string()),
-        ("key", pa.string()),
-        ("value", pa.binary()),
-        ("revision", pa.int64()),
-        ("operation", pa.string()),
-        ("stream_created", pa.timestamp("us", "UTC")),
-    ]
-)
 KEYS = ["bucket", "key"]
-LAYOUT = Layout.of_entries(SCHEMA.names, "remove")
+LAYOUT = Layout.of_entries(ENTRIES.names, "remove")
 NULL = 2**63 - 1  # the place of a null in the order
 
 entry = st.fixed_dictionaries(
@@ -45,6 +35,7 @@ entry = st.fixed_dictionaries(
         "key": st.sampled_from(["a", "b", "c", "", None]),
         "value": st.binary(max_size=3),
         "revision": st.one_of(st.integers(1, 6), st.none()),
+        "created": st.none(),
         "operation": st.sampled_from(["PUT", "DEL", "PURGE", "put", None]),
         "stream_created": st.sampled_from([1, 2, None]),
     }
@@ -80,10 +71,10 @@ def test_newest_row_of_each_key_in_batches_that_are_reduced(
     batches: list[list[dict[str, Any]]],
 ) -> None:
     everything = [row for rows in batches for row in rows]
-    collected = DecidingEvents(SCHEMA, LAYOUT)
+    collected = DecidingEvents(ENTRIES, LAYOUT)
     collected._next_rows = 4  # reduced several times
     for rows in batches:
-        collected.add(pa.RecordBatch.from_pylist(rows, SCHEMA))
+        collected.add(pa.RecordBatch.from_pylist(rows, ENTRIES))
     found = rows_of(collected.table())
     assert orders_of(found) == newest_orders(everything)
     assert all(row in everything for row in found)  # whole rows, not columns of different rows
@@ -98,11 +89,11 @@ def test_keys_of_zero_with_either_sign_are_one() -> None:
 def test_large_values_are_reduced_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it, 65,536 values of 1 MiB would be in memory before the first reduction."""
     monkeypatch.setattr(module, "_FIRST_BYTES", 100_000)
-    collected = DecidingEvents(SCHEMA, LAYOUT)
+    collected = DecidingEvents(ENTRIES, LAYOUT)
     row = {"bucket": "fleet", "value": b"x" * 10_000, "revision": 1, "stream_created": 1}
     for _ in range(50):
         rows = [{**row, "key": key} for key in "ab"]
-        collected.add(pa.RecordBatch.from_pylist(rows, SCHEMA))
+        collected.add(pa.RecordBatch.from_pylist(rows, ENTRIES))
     assert sum(batch.nbytes for batch in collected._batches) < 250_000
 
 
@@ -202,37 +193,14 @@ def random_batches(rng: random.Random, key: str, *, ties: bool) -> list[list[Eve
     return batches
 
 
-KEPT_EVENTS = MemoryTables(1).events.append(pa.field(UNAVAILABLE, pa.list_(pa.string())))
-
-
 def event(
-    key: str, seq: int, a: int | None = None, b: str | None = None, *lacks: str, op: str = "U"
+    key: str, seq: int, a: int | None = None, b: str | None = None, *lacks: str
 ) -> dict[str, Any]:
-    return {
-        "key": key,
-        "seq": seq,
-        "a": a,
-        "b": b,
-        SEQUENCE: seq,
-        DELETE: op == "D",
-        UNAVAILABLE: list(lacks),
-    }
+    return row_of(Event(key, seq, "U", a, b), *lacks)
 
 
 def delete(key: str, seq: int) -> dict[str, Any]:
-    return event(key, seq, op="D")
-
-
-def merge_kept(tables: MemoryTables, *events: dict[str, Any], crash: bool = False) -> None:
-    """Merge events as executors reduce them, in two partitions."""
-    parts = []
-    for part in (events[::2], events[1::2]):
-        newest = DecidingEvents(KEPT_EVENTS, tables.layout)
-        newest.add(pa.RecordBatch.from_pylist(list(part), KEPT_EVENTS))
-        parts.append(newest.table())
-    batch = pa.concat_tables(parts)
-    changes = changes_of(batch, tables.layout, tables.tracked, tables.table, tables.state)
-    tables.apply(changes, crash=crash)
+    return row_of(Event(key, seq, "D", None, None))
 
 
 _Batches = list[list[dict[str, Any]]]
@@ -264,21 +232,20 @@ CASES: dict[str, tuple[_Batches, tuple[Any, ...]]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_value_that_event_lacks_is_kept(case: str) -> None:
-    tables = MemoryTables(1)
+    tables = MemoryTables(1, unavailable=True)
     batches, row = CASES[case]
-    merge_kept(tables, event("y", 1, 7, "other"))
-    for batch in batches:
-        merge_kept(tables, *batch)
+    for batch in [[event("y", 1, 7, "other")], *batches]:
+        tables.merge(batch)
     assert tables.rows() == [("x", *row), ("y", 1, 7, "other")]
 
 
 @pytest.mark.parametrize("split", [False, True])
 def test_value_from_before_delete_not_kept(split: bool, caplog: pytest.LogCaptureFixture) -> None:
     events = [event("x", 1, 1, "old"), delete("x", 2), event("x", 3, 3, None, "b")]
-    tables = MemoryTables(1)
+    tables = MemoryTables(1, unavailable=True)
     with caplog.at_level(logging.WARNING):
         for batch in [[one] for one in events] if split else [events]:
-            merge_kept(tables, *batch)
+            tables.merge(batch)
     assert tables.rows() == [("x", 3, 3, None)]
     warned = [record for record in caplog.records if "null instead" in record.message]
     # A delete in the batch is known to be the reason.
@@ -289,9 +256,10 @@ def test_value_from_before_delete_not_kept(split: bool, caplog: pytest.LogCaptur
 def test_events_with_all_values_unchanged(lists: list[Any]) -> None:
     rows = [event("x", 1, 1, "b"), event("y", 1, 2, None)]
     rows = [{**row, UNAVAILABLE: names} for row, names in zip(rows, lists, strict=True)]
-    events, layout = pa.Table.from_pylist(rows, KEPT_EVENTS), MemoryTables(1).layout
-    reader = MemoryTable(pa.schema([]), layout)  # it has no column to read
-    assert with_kept_values(events, layout, reader) == events.drop_columns([UNAVAILABLE])
+    tables = MemoryTables(1, unavailable=True)
+    events = pa.Table.from_pylist(rows, tables.events)
+    reader = MemoryTable(pa.schema([]), tables.layout)  # it has no column to read
+    assert with_kept_values(events, tables.layout, reader) == events.drop_columns([UNAVAILABLE])
 
 
 def test_nested_value_kept_with_type_of_table() -> None:
@@ -315,14 +283,14 @@ def test_random_batches_with_crashes_and_repeats_give_rows_of_all_events() -> No
     for seed in range(150):
         rng = random.Random(seed)
         events, rows = random_history(rng)
-        tables = MemoryTables(1)
+        tables = MemoryTables(1, unavailable=True)
         done = 0
         while done < len(events):
             start = max(0, done - rng.choice([0, 0, 1, 5]))  # events are repeated after a crash
             end = min(len(events), done + rng.randint(1, 6))
             batch = rng.sample(events[start:end], end - start)
-            merge_kept(tables, *batch, crash=rng.random() < 0.2)
-            merge_kept(tables, *batch)
+            tables.merge(batch, crash=rng.random() < 0.2)
+            tables.merge(batch)
             done = end
         assert tables.rows() == rows, seed
 

@@ -14,21 +14,10 @@ from nats_stream_source.delta.rules.layout import DELETE, REPLACES, Deletes, Lay
 from nats_stream_source.delta.rules.reconciled import differences_of
 from nats_stream_source.delta.rules.rows import Integers, RowChanges
 from nats_stream_source.errors import ConfigurationError
+from tests.support.delta import ENTRIES
 from tests.unit.delta.rules.memory_tables import MemoryTable
 
-TIME = pa.timestamp("us", tz="UTC")
-ENTRIES = pa.schema(
-    [
-        ("key", pa.string()),
-        ("value", pa.string()),
-        ("revision", pa.int64()),
-        ("created", TIME),
-        ("operation", pa.string()),
-        ("stream_created", TIME),
-    ]
-)
-
-Row = tuple[str, str | None, int, int, str]
+Row = tuple[str, bytes | None, int, int, str]
 """Key, value, stream_created, revision, operation; in a table of marks ``*`` marks a row."""
 
 
@@ -57,6 +46,7 @@ def shape_of(layout: Layout) -> EventShape:
 def entry(row: Row) -> dict[str, Any]:
     key, value, created, revision, operation = row
     return {
+        "bucket": "fleet",
         "key": key,
         "value": value,
         "revision": revision,
@@ -101,7 +91,7 @@ def content(table: CountingTable) -> list[Row]:
 
 
 def put(revision: int, stream_created: int = 1) -> Row:
-    return ("k", f"{stream_created}/{revision}", stream_created, revision, "PUT")
+    return ("k", f"{stream_created}/{revision}".encode(), stream_created, revision, "PUT")
 
 
 def delete(revision: int, stream_created: int = 1, operation: str = "DEL") -> Row:
@@ -118,7 +108,7 @@ CASES: dict[str, tuple[list[Row], list[Row], Row]] = {
     "same_put": ([OLD], [OLD, OLD], OLD),
     "newest_put_in_middle_of_batch": ([OLD], [put(7), put(1), put(8), put(6)], put(8)),
     "put_without_value": ([OLD], [("k", None, 1, 6, "PUT")], ("k", None, 1, 6, "PUT")),
-    "put_of_empty_value": ([OLD], [("k", "", 1, 6, "PUT")], ("k", "", 1, 6, "PUT")),
+    "put_of_empty_value": ([OLD], [("k", b"", 1, 6, "PUT")], ("k", b"", 1, 6, "PUT")),
     "re_created_bucket": ([OLD], [put(1, 2)], put(1, 2)),
     "delete_in_re_created_bucket": ([OLD], [delete(1, 2)], delete(1, 2)),
     "older_bucket": ([put(1, 2)], [OLD], put(1, 2)),
@@ -149,21 +139,21 @@ def test_entry_decides_by_sequence(case: str, deletes: Deletes) -> None:
 
 def test_marked_row_keeps_older_put_out() -> None:
     table = table_of("mark", ("k", None, 1, 5, "DEL*"))
-    assert len(merge(table, ("k", "old", 1, 4, "PUT"))) == 0
+    assert len(merge(table, ("k", b"old", 1, 4, "PUT"))) == 0
     assert len(merge(table, ("k", None, 1, 5, "DEL"))) == 0
-    merge(table, ("k", "new", 1, 6, "PUT"))
-    assert content(table) == [("k", "new", 1, 6, "PUT")]
+    merge(table, ("k", b"new", 1, 6, "PUT"))
+    assert content(table) == [("k", b"new", 1, 6, "PUT")]
 
 
 def test_row_with_null_sequence_is_older() -> None:
     table = table_of("remove", OLD)
     table.rows[0]["revision"] = None
-    merge(table, ("k", "x", 1, 1, "PUT"))
-    assert content(table) == [("k", "x", 1, 1, "PUT")]
+    merge(table, ("k", b"x", 1, 1, "PUT"))
+    assert content(table) == [("k", b"x", 1, 1, "PUT")]
 
 
 def test_repeated_batch_reads_order_only() -> None:
-    rows: list[Row] = [(f"k{number}", "x", 1, number, "PUT") for number in range(9)]
+    rows: list[Row] = [(f"k{number}", b"x", 1, number, "PUT") for number in range(9)]
     for deletes in ("remove", "mark"):
         table = table_of(deletes, *rows)
         assert len(merge(table, *rows)) == 0
@@ -171,8 +161,8 @@ def test_repeated_batch_reads_order_only() -> None:
 
 
 def test_column_deleted_read_for_tied_deletes_only() -> None:
-    table = table_of("mark", OLD, ("l", "x", 1, 6, "PUT"))
-    merge(table, ("k", "new", 1, 7, "PUT"), ("l", None, 1, 8, "DEL"))
+    table = table_of("mark", OLD, ("l", b"x", 1, 6, "PUT"))
+    merge(table, ("k", b"new", 1, 7, "PUT"), ("l", None, 1, 8, "DEL"))
     assert table.columns_read == {"stream_created", "revision"}
     merge(table, ("l", None, 1, 8, "DEL"))
     assert "deleted" in table.columns_read
@@ -192,7 +182,9 @@ def test_entry_without_order_or_operation_refused(name: str, value: Any) -> None
     layout = Layout.of_entries(ENTRIES.names, "remove")
     rows = [entry(OLD), {**entry(OLD), name: value}, {**entry(OLD), "operation": None}]
     events = shape_of(layout).events(pa.Table.from_pylist(rows, ENTRIES), "fleet")
-    with pytest.raises(ConfigurationError, match="2 entries have a null in one of key, stream_c"):
+    with pytest.raises(
+        ConfigurationError, match="2 entries have a null in one of bucket, key, stream_c"
+    ):
         require_valid(events, layout)
 
 
@@ -203,7 +195,14 @@ def test_delete_of_missing_key_changes_row_that_was_read(
 ) -> None:
     table = table_of(deletes, OLD, own=("note",))
     own = {"stream_created": 1, "revision": read}
-    event = {"key": "k", "revision": 9, "created": 8, "operation": "PURGE", "stream_created": 1}
+    event = {
+        "bucket": "fleet",
+        "key": "k",
+        "revision": 9,
+        "created": 8,
+        "operation": "PURGE",
+        "stream_created": 1,
+    }
     missing = difference_table([{**event, REPLACES: own, DELETE: True}])
     batch = differences_of(missing, "fleet", table.layout, table.schema)
     shape = batch.shape.fitted(table.schema, None)
@@ -220,7 +219,7 @@ def test_delete_of_missing_key_changes_row_that_was_read(
 
 def test_removed_row_returns_with_replay_that_ends_before_marker() -> None:
     """The example in docs/delta.md: a removed row leaves no record of its revision."""
-    first: Row = ("k", "old", 1, 1, "PUT")
+    first: Row = ("k", b"old", 1, 1, "PUT")
     marker: Row = ("k", None, 1, 3, "DEL")
     table = table_of("remove", first)
     for row, expected in ((marker, []), (first, [first]), (marker, [])):

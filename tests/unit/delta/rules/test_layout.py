@@ -19,18 +19,10 @@ from nats_stream_source.delta.rules.layout import (
 )
 from nats_stream_source.errors import ConfigurationError
 from tests.support.cdc.events import RULES
+from tests.support.delta import ENTRIES
 
 HISTORY: dict[str, Any] = {**RULES, "stored_as_scd_type": 2}
 COLUMNS = ("key", "seq", "op", "a", "b")
-ENTRIES = pa.schema(
-    [
-        ("bucket", pa.string()),
-        ("key", pa.string()),
-        ("revision", pa.int64()),
-        ("operation", pa.string()),
-        ("stream_created", pa.timestamp("us", tz="UTC")),
-    ]
-)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +201,7 @@ MARK = Layout.of_entries(ENTRIES.names, "mark")
         (LAYOUT, replace(LAYOUT, order=("n",)), None, None, "its sequence in columns"),
         (LAYOUT, replace(LAYOUT, deletes="mark"), None, None, "created with deletes 'mark'"),
         (LAYOUT, replace(LAYOUT, times=True), None, None, "have the columns 'valid_from'"),
-        (ENTRY, None, ENTRIES.remove(3), ENTRIES.names, "no column 'operation'"),
+        (ENTRY, None, ENTRIES.remove(5), ENTRIES.names, "no column 'operation'"),
         (MARK, None, ENTRIES, ENTRIES.names, "no column 'deleted'"),
         (ENTRY, None, MARK.table_schema(ENTRIES), ENTRIES.names, "it has a column 'deleted'"),
         (ENTRY, None, ENTRIES, ENTRIES.names[1:], "the batch has no column 'bucket'"),
