@@ -1,9 +1,7 @@
-"""Queries that follow buckets: two into one table, a restored table, encoded keys."""
+"""Queries that follow buckets: a restored table, encoded keys."""
 
 from __future__ import annotations
 
-import functools
-import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,72 +9,16 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
 from nats_stream_source.delta import follow, merge_changes, reconcile
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ConfigurationError, KeyNotEncodableError
 from tests.integration.delta.merge_model import Bucket, live, stored
-from tests.support.follower import Query, Writer
-from tests.support.nats import buckets
 from tests.support.nats.buckets import api, put
 from tests.support.query_driver.batch import read_batch
-from tests.support.spark.streaming_query import begin, run_to_the_end
-from tests.support.wait import wait_until
+from tests.support.spark.streaming_query import run_to_the_end
 
 pytestmark = pytest.mark.delta
-BUCKETS = ("a", "b")
-BATCHES = 10
-_DEADLINE = 180.0  # seconds
-
-
-@pytest.mark.parametrize("arguments", [{}, {"stored_as_scd_type": 2}], ids=["latest", "history"])
-def test_two_queries_follow_into_one_table(
-    spark: SparkSession,
-    nats_server: NatsServer,
-    table: Path,
-    caplog: pytest.LogCaptureFixture,
-    arguments: dict[str, Any],
-) -> None:
-    url = nats_server.url
-    queries = [Query({"bucket": name, "includeHistory": "true"}, arguments) for name in BUCKETS]
-    for name in BUCKETS:
-        buckets.create_bucket(url, name, 64)
-    checkpoints = [table.with_name(f"checkpoint-{name}") for name in BUCKETS]
-    writer = Writer(url, BUCKETS, random.Random(1))
-    writer.start()
-    running: list[StreamingQuery] = []
-
-    def alive() -> None:
-        assert [one.exception() for one in running] == [None, None]  # neither has ended
-
-    def batches() -> int:
-        return min(len(list(one.glob("commits/[0-9]*"))) for one in checkpoints)
-
-    def conflicts() -> int:
-        return sum("another writer changed the table" in one for one in caplog.messages)
-
-    def start(query: Query, checkpoint: Path) -> StreamingQuery:
-        source = spark.readStream.format("nats_kv").options(servers=url, **query.options)
-        to = str(checkpoint)
-        return follow(source.load(), str(table), checkpoint=to, engine="driver", **query.arguments)
-
-    try:
-        for query, checkpoint in zip(queries, checkpoints, strict=True):
-            running.append(begin(functools.partial(start, query, checkpoint)))
-        wait_until(
-            lambda: batches() >= BATCHES and conflicts(),
-            "micro-batches and a conflict of their commits",
-            _DEADLINE,
-            alive=alive,
-        )
-        writer.stop()
-        expected = sorted(row for query in queries for row in query.expected(writer.written))
-        wait_until(lambda: queries[0].stored(table) == expected, "the rows", _DEADLINE, alive=alive)
-        alive()
-    finally:
-        for one in running:
-            one.stop()
 
 
 def test_table_restored_from_backup(spark: SparkSession, bucket: Bucket, tmp_path: Path) -> None:
