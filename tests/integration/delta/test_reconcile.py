@@ -206,40 +206,16 @@ def expired(bucket: Bucket, frame: Frame, table: Path, merge: Merge) -> Expired:
     """
 
     def write(*keys: str, old: bytes = b"old", parsed: bool = False, **kind: Any) -> list[Entry]:
-        puts = [(key, "PUT") for key in keys]
+        puts, stay = [(key, "PUT") for key in keys], bucket.state()["messages"] + len(keys)
         older = bucket.write(*puts, value=old, headers={"unit": "kWh"})
         newer = bucket.write(*puts, value=b"short", headers={"Nats-TTL": "1s"})
         rows = frame(*older, *newer)
         rows = rows.withColumn("text", F.col("value").cast("string")) if parsed else rows
         merge(rows, str(table), **kind)
-        wait_until(lambda: bucket.state()["messages"] == len(keys), "the entries expire")
+        wait_until(lambda: bucket.state()["messages"] == stay, "the entries expire")
         return older
 
     return write
-
-
-@engines_and_deletes
-def test_row_gets_older_value(
-    deletes: Deletes,
-    expired: Expired,
-    table: Path,
-    bucket: Bucket,
-    reconciled: Reconciled,
-    merge_entries: Merge,
-) -> None:
-    kind: dict[str, Any] = {"deletes": deletes}
-    older = expired("k", "l", **kind)
-    merge_entries(*bucket.write(("l", "PUT")), **kind)
-    assert [row["value"] for row in stored(table)] == [b"short", b"x"]
-    assert reconciled(**kind) == ReconcileResult(0, 1, 0, last_seq=5, replaced=1)
-    row = stored(table)[0]
-    assert (row["value"], row["revision"], row["operation"]) == (b"old", 1, "PUT")
-    assert row["created"] == bucket.created(1)
-    before = version(table)
-    assert reconciled(**kind) == ReconcileResult(0, 2, 0, last_seq=5)
-    assert version(table) == before
-    merge_entries(older[0], *bucket.write(("k", "PUT")), **kind)
-    assert live(table) == {"k": 6, "l": 5}
 
 
 @spark_in_faults
@@ -283,9 +259,16 @@ def test_history_closes_version_and_opens_older_value(
         assert history_of(table) == [*closed, *expected]
 
 
-@kinds
-@spark_in_faults
-def test_reconcile_beside_query(
+@pytest.mark.parametrize(
+    ("engine", "kind"),
+    [
+        *(("driver", kind) for kind in (REMOVE, MARK, HISTORY)),
+        ("spark", MARK),
+        *(pytest.param("spark", kind, marks=pytest.mark.faults) for kind in (REMOVE, HISTORY)),
+    ],
+    indirect=["engine"],
+)
+def test_older_values_and_missing_keys_beside_query(
     kind: dict[str, Any],
     expired: Expired,
     bucket: Bucket,
@@ -294,10 +277,14 @@ def test_reconcile_beside_query(
     reconciled: Reconciled,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A query merges new values of a missing key and of one with an older value, once compared."""
-    merge_entries(*bucket.write(("a", "PUT"), ("b", "PUT")), **kind)
-    bucket.purge_subjects("a", "b")
-    expired("k", "l", **kind)
+    """A query merges new values of a missing key and of one with an older value, once compared.
+
+    The last entry of key "d" has the same value as the one before, and no marker of "b" is read.
+    """
+    merge_entries(*bucket.write(("a", "PUT"), ("b", "PUT"), ("d", "PUT"), ("d", "PUT")), **kind)
+    bucket.write(("b", "DEL"))
+    bucket.purge_subjects("a", "d")
+    back, deletes = expired("k", "l", **kind), kind.get("deletes", "remove")
     compare = compare_with_bucket.find_differences
 
     def query() -> None:
@@ -308,16 +295,27 @@ def test_reconcile_beside_query(
         await asyncio.to_thread(query)
         return outcome
 
-    monkeypatch.setattr(compare_with_bucket, "find_differences", compare_before_query)
-    result = reconciled(deletes=kind.get("deletes", "remove"))
-    assert result == ReconcileResult(1, 0, changed=2, last_seq=6, replaced=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(compare_with_bucket, "find_differences", compare_before_query)
+        result = reconciled(deletes=deletes)
+    assert result == ReconcileResult(2, 0, changed=2, last_seq=9, replaced=1)
     if kind is HISTORY:
-        of_missing = [("a", b"x", 1, 7), ("a", b"new", 7, None), ("b", b"x", 2, 7)]
-        of_k = [("k", b"old", 3, 5), ("k", b"short", 5, 8), ("k", b"new", 8, None)]
-        of_l = [("l", b"old", 4, 6), ("l", b"short", 6, 7), ("l", b"old", 7, None)]
+        of_missing = [("a", b"x", 1, 10), ("a", b"new", 10, None), ("b", b"x", 2, 5)]
+        of_missing += [("d", b"x", 3, 10)]
+        of_k = [("k", b"old", 6, 8), ("k", b"short", 8, 11), ("k", b"new", 11, None)]
+        of_l = [("l", b"old", 7, 9), ("l", b"short", 9, 10), ("l", b"old", 10, None)]
         assert history_of(table) == of_missing + of_k + of_l
     else:
-        assert live(table) == {"a": 7, "k": 8, "l": 4}
+        assert live(table) == {"a": 10, "k": 11, "l": 7}
+    current = [row for row in stored(table) if not (row.get("deleted") or row.get("__END_AT"))]
+    older = {name: current[-1][name] for name in ("key", "value", "revision", "operation")}
+    assert older == {"key": "l", "value": b"old", "revision": 7, "operation": "PUT"}
+    assert current[-1]["created"] == bucket.created(7)
+    before = version(table)
+    assert reconciled(deletes=deletes) == ReconcileResult(0, 3, 0, last_seq=11)
+    assert version(table) == before
+    merge_entries(back[1], *bucket.write(("l", "PUT")), **kind)
+    assert max(row["revision"] for row in stored(table)) == 12
 
 
 @kinds

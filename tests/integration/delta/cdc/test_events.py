@@ -22,12 +22,10 @@ from nats_stream_source.delta import Engine, Upkeep, maintain, merge, merge_chan
 from nats_stream_source.errors import ConfigurationError
 from tests.faults.delta.cdc.commits import Commits
 from tests.integration.delta.merge_model import (
-    Bucket,
     Entry,
     EventFrame,
     Frame,
     Merge,
-    Reconciled,
     by_driver,
     columns_of,
     delete,
@@ -36,45 +34,11 @@ from tests.integration.delta.merge_model import (
     spark_in_faults,
     versions,
 )
-from tests.support.cdc.events import RULES, SITUATIONS, Event, events_of
+from tests.support.cdc.events import RULES, Event
 from tests.support.delta import rows_of
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.delta
-
-
-UNIQUE = [name for name, situation in SITUATIONS.items() if not situation["ties"]]
-HISTORY: dict[str, Any] = {"stored_as_scd_type": 2}
-
-
-@pytest.mark.parametrize(
-    ("engine", "column", "arguments"),
-    [
-        ("driver", "scd1", {}),
-        ("driver", "scd1", {"deletion_vectors": False}),
-        ("driver", "scd2_track_a_b", HISTORY),
-        ("driver", "scd2_track_a", {**HISTORY, "track_history_column_list": ["a"]}),
-        ("spark", "scd1", {}),
-        ("spark", "scd2_track_a_b", HISTORY),
-        pytest.param("alternating", "scd2_track_a_b", HISTORY, marks=pytest.mark.faults),
-    ],
-    indirect=["engine"],
-)
-def test_situations_give_rows_of_auto_cdc(
-    table: Path, merge_events: Merge, column: str, arguments: dict[str, Any]
-) -> None:
-    # A merge by Spark takes seconds: all situations share a batch, each with its own key.
-    bounds = ("__START_AT", "__END_AT") if column != "scd1" else ()
-    for turn in range(max(len(SITUATIONS[name]["batches"]) for name in UNIQUE)):
-        batch, expected = [], []
-        for name in UNIQUE:
-            batches = events_of(name)
-            batch += batches[turn] if turn < len(batches) else []
-            after = SITUATIONS[name]["after"][min(turn, len(batches) - 1)]
-            expected += [(name, *row) for row in after[column]]
-        merge_events(batch, **arguments)
-        rows = columns_of(table, "key", *bounds, "seq", "a", "b")
-        assert rows == sorted(expected, key=lambda row: row[:2])
 
 
 # The second event changes nothing but the sequence, the third one `a`, and the fourth one `b`.
@@ -260,27 +224,6 @@ def test_history_has_versions_with_times_of_entries(table: Path, merge_entries: 
     query = CHANGES.replace("2026-11-24", day).replace("2026-11-25", next_day)
     changed = QueryBuilder().register("fleet", DeltaTable(table)).execute(query)
     assert len(pa.table(changed)) == 4
-
-
-@spark_in_faults
-def test_reconcile_closes_open_rows_of_missing_keys(
-    table: Path, bucket: Bucket, merge_entries: Merge, reconciled: Reconciled
-) -> None:
-    read = bucket.write(*((key, "PUT") for key in ("a", "b", "c", "d")))
-    again = bucket.write(("a", "PUT"))  # the same value: an entry that the rows do not show
-    merge_entries(*read, *again, stored_as_scd_type=2)
-    bucket.write(("b", "DEL"), ("d", "PUT"))
-    bucket.purge_subjects("a", "d")
-    last_seq = bucket.state()["last_seq"]
-    result = reconciled()
-    assert (result.removed, result.kept, result.changed, result.last_seq) == (3, 1, 0, last_seq)
-    ends = {row[0]: row[3] for row in history_of(table)}
-    assert ends == {"a": last_seq + 1, "b": 6, "c": None, "d": last_seq + 1}
-    values = {row["key"]: (row["value"], row["revision"]) for row in rows_of(DeltaTable(table))}
-    assert values == {"a": (b"x", 5), "b": (b"x", 2), "c": (b"x", 3), "d": (b"x", 4)}
-    before = DeltaTable(table).version()
-    assert reconciled().removed == 0
-    assert DeltaTable(table).version() == before
 
 
 @spark_in_faults
