@@ -22,7 +22,6 @@ from nats_stream_source.delta import (
 )
 from nats_stream_source.delta.location import TableArgument
 from nats_stream_source.errors import ConfigurationError, TableError
-from tests.integration.delta.driver.in_process import InProcessTable
 from tests.integration.delta.merge_model import (
     ENGINES,
     RECREATED,
@@ -77,10 +76,6 @@ def test_table_in_catalog(spark: SparkSession, frame: Frame) -> None:
     spark.sql("DROP TABLE lake.fleet")
 
 
-def version_at(uri: str, options: dict[str, str]) -> int:
-    return DeltaTable(uri, storage_options=options).version()
-
-
 @both_modes
 def test_table_in_object_store(
     spark: SparkSession,
@@ -89,8 +84,12 @@ def test_table_in_object_store(
     uri: str,
     bucket: Bucket,
     deletes: Deletes,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Both libraries take the keys of the environment: `examples/deploy/kubernetes/s3` has them."""
     options = store.storage_options
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, options.pop(name))
     follow = merge_changes(uri, deletes=deletes, storage_options=options)
     first = bucket.write(("a", "PUT"), ("b", "PUT"))
     second = bucket.write(("a", "DEL"), ("c", "PUT"))
@@ -101,36 +100,15 @@ def test_table_in_object_store(
             follow(frame(*batch), number)
         found = [(row["key"], row["revision"]) for row in stored(uri, options)]
         assert found == sorted((key, entry.revision) for key, entry in model.rows.items())
-        assert version_at(uri, options) == number
+        assert DeltaTable(uri, storage_options=options).version() == number
+    assert maintain(spark, uri, storage_options=options) == MaintenanceResult(2, 1)
+    target = DeltaTable(uri, storage_options=options)
+    assert target.vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)
     bucket.purge_subjects("b")
     arguments = {"bucket": bucket.name, "servers": bucket.url, "deletes": deletes}
     result = reconcile(spark, uri, storage_options=options, **arguments)
     assert (result.removed, result.kept) == (1, 1)
     assert live(uri, options) == {"c": 4}
-
-
-def test_keys_of_object_store_from_environment(
-    frame: Frame, store: ObjectStore, uri: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both libraries read them there: `examples/deploy/kubernetes/s3` has no key in an argument."""
-    options = store.storage_options
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, options.pop(name))
-    for batch in ([put("a", 1), put("b", 2)], [delete("a", 3)]):
-        merge(frame(*batch), uri, storage_options=options)
-    assert live(uri, options) == {"b": 2}
-
-
-def test_upkeep_in_object_store(spark: SparkSession, store: ObjectStore, uri: str) -> None:
-    options = store.storage_options
-    for revision, key in enumerate("abcd", start=1):
-        InProcessTable(uri, storage_options=options).merge(put(key, revision))
-    result = maintain(spark, uri, storage_options=options)
-    assert result == MaintenanceResult(compacted=4, written=1)
-    target = DeltaTable(uri, storage_options=options)
-    deleted = target.vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)
-    assert len(deleted) >= 4
-    assert live(uri, options) == {key: revision for revision, key in enumerate("abcd", start=1)}
 
 
 def test_object_store_unavailable(frame: Frame, uri: str) -> None:
