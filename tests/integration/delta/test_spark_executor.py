@@ -24,7 +24,7 @@ from nats_stream_source.delta.spark.engine import SparkEngine
 from nats_stream_source.delta.spark.session import EXACT
 from nats_stream_source.delta.spark.table import SparkTable
 from nats_stream_source.delta.upkeep import Upkeep
-from nats_stream_source.errors import ConfigurationError, TableConflictError
+from nats_stream_source.errors import ConfigurationError
 from tests.integration.delta.merge_model import (
     SCHEMA,
     Entry,
@@ -254,18 +254,6 @@ def test_events_of_other_writer_between_state_and_table_are_merged_again(
     ]
 
 
-def test_other_writer_at_each_attempt_is_conflict(
-    spark: SparkSession, table: Path, merge: MergeBySpark, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    merge([put("a", 1)])
-    monkeypatch.setattr("nats_stream_source.delta.conflicts.ATTEMPTS", 2)
-    update = f"UPDATE delta.`{table}` SET revision = revision + 1"
-    _before_merge(monkeypatch, *[lambda: spark.sql(update)] * 2)
-    with pytest.raises(TableConflictError, match="other writers committed during each of 2"):
-        merge([put("a", 100)])
-    assert columns_of(table, "key", "revision") == [("a", 3)]
-
-
 def test_large_rows_are_sent_in_tasks_of_bounded_bytes(
     spark: SparkSession, frame: Frame, merge: MergeBySpark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -342,46 +330,36 @@ WRONG = {
 """Settings with which Spark would store other values, or skip commits."""
 
 
-def test_settings_that_change_values_are_restored_after_merge(
+def test_settings_that_change_values_are_restored_after_merge_and_upkeep(
     spark: SparkSession, table: Path, merge: MergeBySpark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """OPTIMIZE writes rows again, and does not shift their times."""
     assert WRONG.keys() == EXACT.keys()
     session = spark.newSession()
     for name, value in WRONG.items():
         session.conf.set(name, value)
-    seen = datetime(1850, 1, 2, 3, 4, 5, 678901)
-    columns = "id int, n int, v string, seen timestamp_ntz, day date"
-    for n in (1, 2):
-        rows = [(1, n, "a", seen, date(1500, 1, n))]
+    local = datetime(1850, 1, 2, 3, 4, 5, 678901)
+    instant = local.replace(tzinfo=timezone.utc)
+
+    def merge_row(id: int) -> None:
+        columns = "id int, n int, v string, day date, local timestamp_ntz, instant timestamp"
+        rows = [(id, 1, "a", date(1500, 1, id), local, instant)]
         merge(session.createDataFrame(rows, columns), session, **HISTORY)
-        assert {name: session.conf.get(name) for name in WRONG} == WRONG
+
+    merge_row(1)
+    merge_row(2)
     with monkeypatch.context() as patch:
         patch.setattr(spark_engine, "_merge_as_read", lambda *arguments: 1 // 0)
         with pytest.raises(ZeroDivisionError):
-            merge(session.createDataFrame([(1, 3, "b", seen, None)], columns), session, **HISTORY)
-    assert {name: session.conf.get(name) for name in WRONG} == WRONG
-    found = columns_of(table, "seen", "day")
-    assert found[-1] == (seen, date(1500, 1, 2))
-    by_spark = spark.read.format("delta").load(str(table)).select("seen", "day").collect()
-    assert sorted(tuple(row) for row in by_spark) == found
-
-
-def test_upkeep_of_spark_is_done_with_exact_settings(
-    spark: SparkSession, table: Path, merge: MergeBySpark
-) -> None:
-    """OPTIMIZE writes rows again, and does not shift their times."""
-    session = spark.newSession()
-    seen = datetime(1850, 1, 2, 3, 4, 5, 678901, tzinfo=timezone.utc)
-    for n in range(3):
-        columns = "key string, revision int, operation string, stream_created timestamp"
-        merge(session.createDataFrame([(f"k{n}", n, "PUT", seen)], columns))
-    for name in list(WRONG)[:5]:
-        session.conf.set(name, WRONG[name])
+            merge_row(3)
     found = SparkEngine(session, str(table), str(table)).find()
     assert found is not None
-    assert found.maintain(Upkeep()).compacted == 3
-    assert columns_of(table, "stream_created") == [(seen,)] * 3
-    assert session.conf.get("spark.sql.parquet.outputTimestampType") == "TIMESTAMP_MILLIS"
+    assert found.maintain(Upkeep()).compacted == 2
+    assert {name: session.conf.get(name) for name in WRONG} == WRONG
+    expected = [(date(1500, 1, id), local, instant) for id in (1, 2)]
+    assert columns_of(table, "day", "local", "instant") == expected
+    read = spark.read.format("delta").load(str(table)).select("day", "local", "instant").toArrow()
+    assert sorted(tuple(row.values()) for row in read.to_pylist()) == expected
 
 
 # How a batch reaches the rule: as it is, reduced by the executors, or in parts.
@@ -462,25 +440,21 @@ def persisted(spark: SparkSession) -> Callable[[], int]:
     return lambda: len(spark.sparkContext._jsc.getPersistentRDDs()) - known
 
 
-def _events(spark: SparkSession, *rows: tuple[float | None, int | None, str]) -> EventBatch:
-    """Events in two partitions, half of them in each."""
-    frame = spark.createDataFrame(list(rows), "id double, n int, op string")
-    assert frame.select(F.spark_partition_id()).distinct().count() == 2
-    return batch_of(frame, _KEYED, Collector())
-
-
 _PUTS: _Events = [(float(id), 1, "u") for id in range(6)]
 _DELETES: _Events = [(-0.0 if id == 0 else float(id), 2, "d") for id in range(6)]
 
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.usefixtures("bound")
-def test_batch_beyond_bound_has_events_of_key_in_one_part(
+def test_batch_beyond_bound_has_events_of_key_in_one_part_and_next_one_has_one_part(
     spark: SparkSession, reverse: bool, persisted: Callable[[], int]
 ) -> None:
     """Put and delete of a key are in two partitions, and -0.0 is the key 0.0."""
-    partitions = (_DELETES, _PUTS) if reverse else (_PUTS, _DELETES)
-    events = _events(spark, *partitions[0], *partitions[1])
+    collector, columns = Collector(), "id double, n int, op string"
+    rows = [*_DELETES, *_PUTS] if reverse else [*_PUTS, *_DELETES]
+    frame = spark.createDataFrame(rows, columns)
+    assert frame.select(F.spark_partition_id()).distinct().count() == 2
+    events = batch_of(frame, _KEYED, collector)
     found: dict[float, set[int]] = {}
     parts = 0
     for part in events.source.parts(events.shape):
@@ -493,6 +467,10 @@ def test_batch_beyond_bound_has_events_of_key_in_one_part(
     assert parts == 6
     assert found == {float(id): {1, 2} for id in range(6)}
     assert persisted() == 0
+    assert collector.large
+    small = batch_of(spark.createDataFrame(_PUTS[:1], columns), _KEYED, collector)
+    assert [len(part) for part in _parts(small)] == [1]
+    assert not collector.large
 
 
 @pytest.mark.parametrize(
@@ -515,18 +493,6 @@ def test_batch_beyond_bound_is_validated_before_first_part(
     with pytest.raises(ConfigurationError, match=r"2 (entries|events) have a null"):
         next(iter(events.source.parts(events.shape)))
     assert persisted() == 0
-
-
-@pytest.mark.usefixtures("bound")
-def test_query_after_batch_beyond_bound_collects_again_in_one_part(spark: SparkSession) -> None:
-    events = _events(spark, *_PUTS, *_DELETES)
-    collector = Collector()
-    assert len(list(collector.parts(events.source.frame, events.shape))) == 6  # type: ignore[attr-defined]
-    assert collector.large
-    small = spark.createDataFrame([(1.0, 1, "u")], "id double, n int, op string")
-    events = batch_of(small, _KEYED, collector)
-    assert [len(part) for part in _parts(events)] == [1]
-    assert not collector.large
 
 
 def test_executor_collects_groups_of_bounded_bytes(
