@@ -79,33 +79,6 @@ def test_files_have_about_target_size_and_are_not_compacted_again(
     assert len(rows_of(DeltaTable(path))) == 4000
 
 
-def test_compaction_without_vectors_is_dropped_if_merge_touches_file(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table = InProcessTable(path, vectors=False)
-    table.merge(*FIRST)
-    table.merge(put("other", 10))
-    table.reopen()
-    real, merged = TableObjects.reader, list[int]()
-
-    def reader(objects: TableObjects, name: str) -> Any:
-        if not merged:
-            merged.append(-1)
-            merged[0] = table.merge(put("k3", 30), delete("k4", 31))
-        return real(objects, name)
-
-    version = table.state.version
-    with monkeypatch.context() as patch:
-        patch.setattr(TableObjects, "reader", reader)
-        assert compact(table.state, numbers_of(table), 1 << 20) is None
-    assert merged == [2]
-    assert DeltaTable(path).version() == version + 1
-    expect(path, FIRST, [put("other", 10)], [put("k3", 30), delete("k4", 31)])
-    assert compact(table.state, numbers_of(table), 1 << 20) == 1
-    expect(path, FIRST, [put("other", 10)], [put("k3", 30), delete("k4", 31)])
-    table.verify_index()
-
-
 @both_writers
 def test_maintenance_leaves_files_that_merges_add_meanwhile(
     path: Path, monkeypatch: pytest.MonkeyPatch, vectors: bool
@@ -309,6 +282,9 @@ def test_result_counts_rows_bytes_and_files(path: Path, vectors: bool, deletes: 
     assert result.changed == result.changed_bytes == result.written_bytes == 0
     assert result.newest is None
 
+    result = table.merge_rows(arrow([put("a", 8)]).drop_columns(["created"]))
+    assert (result.updated, result.newest) == (1, None)
+
 
 def test_result_has_index_and_compaction_since_last_one(tmp_path: Path) -> None:
     table = InProcessTable(tmp_path / "fleet", upkeep=Upkeep(compact_files=2))
@@ -340,13 +316,3 @@ def test_warning_of_index_is_repeated_beyond_limit(
     assert f"index_bytes is {size:,}, limit {size + 1:,}" in near
     assert f"limit {size + 1:,}" in beyond
     assert near != beyond
-
-
-def test_newest_of_batch_without_times_is_unknown(tmp_path: Path) -> None:
-    table = InProcessTable(tmp_path / "fleet")
-    table.result(put("a", 1))
-    entries = arrow([put("a", 2)])
-    assert table.merge_rows(entries).newest == entries["created"][0].as_py()
-    texts = arrow([put("a", 3)]).drop_columns(["created"])
-    result = table.merge_rows(texts)
-    assert (result.updated, result.newest) == (1, None)
