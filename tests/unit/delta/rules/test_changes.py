@@ -122,29 +122,18 @@ MINUS_ZERO: Any = -0.0
 
 
 @pytest.mark.parametrize(
-    ("scd_type", "batches", "rows"),
+    ("scd_type", "rows"),
     [
-        # The greatest values of one sequence count, whatever their order.
-        (1, [[("k", 5, 1)], [("k", 5, 2)], [("k", 5, 0)]], [("k", 5, 2, "x")]),
-        (2, [[("k", 5, 1)], [("k", 5, 2), ("k", 5, 0)]], [("k", 5, None, 5, 2, "x")]),
-        # The version that the lesser values opened is joined with the one that ends there.
-        (2, [[("k", 1, 2), ("k", 5, 1)], [("k", 5, 2)]], [("k", 1, None, 5, 2, "x")]),
-        # 0.0 and -0.0 are one key, in one batch and in two.
-        (1, [[(ZERO, 1, 1), (MINUS_ZERO, 2, 2)], [(ZERO, 3, 3)]], [(0.0, 3, 3, "x")]),
-        (
-            2,
-            [[(ZERO, 1, 1), (MINUS_ZERO, 2, 2)], [(ZERO, 3, 3)]],
-            [(0.0, 1, 2, 1, 1, "x"), (0.0, 2, 3, 2, 2, "x"), (0.0, 3, None, 3, 3, "x")],
-        ),
+        (1, [(0.0, 3, 3, "x")]),
+        (2, [(0.0, 1, 2, 1, 1, "x"), (0.0, 2, 3, 2, 2, "x"), (0.0, 3, None, 3, 3, "x")]),
     ],
 )
-def test_equal_sequences_and_equal_keys(
-    scd_type: int, batches: list[list[tuple[Any, int, int]]], rows: list[tuple[Any, ...]]
+def test_events_with_keys_of_zero_with_either_sign(
+    scd_type: int, rows: list[tuple[Any, ...]]
 ) -> None:
-    kind = pa.string() if isinstance(batches[0][0][0], str) else pa.float64()
-    tables = MemoryTables(scd_type, key=kind)
-    for batch in batches:
-        tables.merge(Event(key, seq, "U", a, "x") for key, seq, a in batch)
+    tables = MemoryTables(scd_type, key=pa.float64())
+    for batch in ([(ZERO, 1), (MINUS_ZERO, 2)], [(ZERO, 3)]):
+        tables.merge(Event(key, number, "U", number, "x") for key, number in batch)
     assert tables.rows() == rows
 
 
@@ -203,40 +192,10 @@ def delete(key: str, seq: int) -> dict[str, Any]:
     return row_of(Event(key, seq, "D", None, None))
 
 
-_Batches = list[list[dict[str, Any]]]
-CASES: dict[str, tuple[_Batches, tuple[Any, ...]]] = {
-    # batches of events of the key x, its row
-    "of_row": ([[event("x", 1, 1, "old")], [event("x", 2, 2, None, "b")]], (2, 2, "old")),
-    "of_earlier_event": (
-        [
-            [event("x", 1, 1, "old")],
-            [
-                event("x", 4, 4, None, "b"),
-                event("x", 3, None, None, "a", "b"),
-                event("x", 2, 2, "long"),
-            ],
-        ],
-        (4, 4, "long"),
-    ),
-    "null_of_earlier_event": (
-        [[event("x", 1, 1, "old")], [event("x", 2, 2, None), event("x", 3, 3, None, "b")]],
-        (3, 3, None),
-    ),
-    "row_is_newer": (
-        [[event("x", 5, 5, "new")], [event("x", 3, 3, "old"), event("x", 4, 4, None, "b")]],
-        (5, 5, "new"),
-    ),
-    "name_of_no_column": ([[event("x", 1, 1, "b1", "not selected", DELETE)]], (1, 1, "b1")),
-}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_value_that_event_lacks_is_kept(case: str) -> None:
+def test_name_of_no_column_that_event_lacks_is_ignored() -> None:
     tables = MemoryTables(1, unavailable=True)
-    batches, row = CASES[case]
-    for batch in [[event("y", 1, 7, "other")], *batches]:
-        tables.merge(batch)
-    assert tables.rows() == [("x", *row), ("y", 1, 7, "other")]
+    tables.merge([event("x", 1, 1, "b1", "not selected", DELETE)])
+    assert tables.rows() == [("x", 1, 1, "b1")]
 
 
 @pytest.mark.parametrize("split", [False, True])
