@@ -53,12 +53,7 @@ def events_of(situation: str) -> list[list[Event]]:
 
 def latest(events: Iterable[Event]) -> list[tuple[Any, ...]]:
     """Return the rows of SCD type 1 as (key, seq, a, b)."""
-    rows = []
-    for key, of_key in _by_key(events):
-        event = of_key[-1]
-        if event.op != "D":
-            rows.append((key, event.seq, event.a, event.b))
-    return rows
+    return [row[:-1] for row in marked(events) if not row[-1]]
 
 
 def marked(events: Iterable[Event]) -> list[tuple[Any, ...]]:

@@ -8,23 +8,15 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
-from pyspark.sql import types as spark_types
+from pyspark.sql import SparkSession, types
 from pyspark.sql.types import (
     ArrayType,
-    CharType,
     DataType,
-    DayTimeIntervalType,
-    DecimalType,
     LongType,
     MapType,
     StringType,
     StructField,
     StructType,
-    TimestampType,
-    VarcharType,
-    VariantType,
-    YearMonthIntervalType,
 )
 
 from nats_stream_source.delta.schema import declared_length, is_opaque, sql_type
@@ -38,7 +30,7 @@ from nats_stream_source.spark.session import (
     delta_artifact,
 )
 
-_PLAIN = [kind for kind in vars(spark_types).values() if inspect.isclass(kind)]
+_PLAIN = [kind for kind in vars(types).values() if inspect.isclass(kind)]
 _PLAIN = [kind for kind in _PLAIN if issubclass(kind, DataType) and kind.__name__[0] != "_"]
 STORED = {
     *("BooleanType", "ByteType", "ShortType", "IntegerType", "LongType", "FloatType"),
@@ -46,10 +38,10 @@ STORED = {
     *("TimestampNTZType", "NullType", "DecimalType"),
 }
 LACKED: list[DataType] = [
-    VariantType(),
-    DayTimeIntervalType(),
-    YearMonthIntervalType(),
-    spark_types.CalendarIntervalType(),
+    types.VariantType(),
+    types.DayTimeIntervalType(),
+    types.YearMonthIntervalType(),
+    types.CalendarIntervalType(),
     StringType("UTF8_LCASE"),
 ]
 
@@ -93,8 +85,10 @@ def test_types_of_spark_have_arrow_types() -> None:
 def test_nested_types_keep_order_and_nullability() -> None:
     nested = StructType(
         [
-            StructField("z", MapType(LongType(), ArrayType(DecimalType(9, 2), False), False)),
-            StructField("a", ArrayType(StructType([StructField("x", TimestampType(), False)]))),
+            StructField("z", MapType(LongType(), ArrayType(types.DecimalType(9, 2), False), False)),
+            StructField(
+                "a", ArrayType(StructType([StructField("x", types.TimestampType(), False)]))
+            ),
         ]
     )
     columns = StructType([StructField("s", nested, False), StructField("a.b", LongType())])
@@ -117,7 +111,12 @@ def test_declared_length_is_known() -> None:
     """Spark has it in the metadata of a STRING, or as a type of its own."""
     metadata = {"__CHAR_VARCHAR_TYPE_STRING": "varchar(3)"}
     inner = StructType([StructField("x", StringType(), True, metadata)])
-    columns = [("a", CharType(3)), ("b", VarcharType(4)), ("c", inner), ("d", StringType())]
+    columns = [
+        ("a", types.CharType(3)),
+        ("b", types.VarcharType(4)),
+        ("c", inner),
+        ("d", StringType()),
+    ]
     schema = arrow_schema(StructType([StructField(name, kind) for name, kind in columns]))
     assert [declared_length(field) for field in schema] == [
         "CHAR(3)",

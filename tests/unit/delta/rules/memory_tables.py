@@ -26,11 +26,16 @@ _VALUES = [pa.field("seq", pa.int64()), pa.field("a", pa.int64()), pa.field("b",
 
 
 class MemoryTable:
-    """Rows by slot, as a reader of the rule; a removed row leaves None."""
+    """Rows by slot, as a reader of the rule; a removed row leaves None.
+
+    Attributes:
+        columns_read: which columns of rows were read.
+    """
 
     def __init__(self, schema: pa.Schema, layout: Layout) -> None:
         self.schema, self.layout = schema, layout
         self.slots: list[dict[str, Any] | None] = []
+        self.columns_read: set[str] = set()
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -49,6 +54,7 @@ class MemoryTable:
         return np.array(found, np.int64)
 
     def read(self, slots: Integers, columns: Sequence[str]) -> pa.Table:
+        self.columns_read |= set(columns) if len(slots) else set()
         rows = [(self.slots[slot] if slot >= 0 else None) or {} for slot in slots.tolist()]
         return pa.Table.from_pylist(rows, self.schema).select(list(columns))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+from datetime import datetime, timezone
 from typing import Any
 
 import pyarrow as pa
@@ -27,7 +28,7 @@ from tests.unit.delta.rules.memory_tables import MemoryTable, MemoryTables, row_
 
 KEYS = ["bucket", "key"]
 LAYOUT = Layout.of_entries(ENTRIES.names, "remove")
-NULL = 2**63 - 1  # the place of a null in the order
+CREATED, RECREATED = (datetime(2026, 1, day, tzinfo=timezone.utc) for day in (1, 2))
 
 entry = st.fixed_dictionaries(
     {
@@ -37,7 +38,7 @@ entry = st.fixed_dictionaries(
         "revision": st.one_of(st.integers(1, 6), st.none()),
         "created": st.none(),
         "operation": st.sampled_from(["PUT", "DEL", "PURGE", "put", None]),
-        "stream_created": st.sampled_from([1, 2, None]),
+        "stream_created": st.sampled_from([CREATED, RECREATED, None]),
     }
 )
 
@@ -47,7 +48,7 @@ def newest_orders(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     newest: dict[Any, tuple[Any, ...]] = {}
     for of in orders_of(rows):
         newest[of[:2]] = max(
-            newest.get(of[:2], of), of, key=lambda of: [NULL if n is None else n for n in of[2:]]
+            newest.get(of[:2], of), of, key=lambda of: [(part is None, part) for part in of[2:]]
         )
     valid = [of for of in newest.values() if None not in of]
     return sorted([*valid, *(of for of in orders_of(rows) if None in of)], key=repr)
@@ -59,13 +60,6 @@ def orders_of(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     return sorted((tuple(row[name] for name in columns) for row in rows), key=repr)
 
 
-def rows_of(found: pa.Table) -> list[dict[str, Any]]:
-    created = found["stream_created"].cast(pa.int64())
-    return found.set_column(
-        found.column_names.index("stream_created"), "stream_created", created
-    ).to_pylist()
-
-
 @given(st.lists(st.lists(entry, max_size=8), max_size=6))
 def test_newest_row_of_each_key_in_batches_that_are_reduced(
     batches: list[list[dict[str, Any]]],
@@ -75,7 +69,7 @@ def test_newest_row_of_each_key_in_batches_that_are_reduced(
     collected._next_rows = 4  # reduced several times
     for rows in batches:
         collected.add(pa.RecordBatch.from_pylist(rows, ENTRIES))
-    found = rows_of(collected.table())
+    found = collected.table().to_pylist()
     assert orders_of(found) == newest_orders(everything)
     assert all(row in everything for row in found)  # whole rows, not columns of different rows
 

@@ -12,31 +12,13 @@ from nats_stream_source.delta.rules.changes import changes_of, require_valid
 from nats_stream_source.delta.rules.events import EventShape
 from nats_stream_source.delta.rules.layout import DELETE, REPLACES, Deletes, Layout
 from nats_stream_source.delta.rules.reconciled import differences_of
-from nats_stream_source.delta.rules.rows import Integers, RowChanges
+from nats_stream_source.delta.rules.rows import RowChanges
 from nats_stream_source.errors import ConfigurationError
 from tests.support.delta import ENTRIES
 from tests.unit.delta.rules.memory_tables import MemoryTable
 
 Row = tuple[str, bytes | None, int, int, str]
 """Key, value, stream_created, revision, operation; in a table of marks ``*`` marks a row."""
-
-
-class CountingTable(MemoryTable):
-    """A table that notes the columns that are read."""
-
-    def __init__(self, layout: Layout, rows: list[dict[str, Any]], *own: str) -> None:
-        shape = shape_of(layout)
-        schema = layout.table_schema(shape.schema)
-        for name in own:
-            schema = schema.append(pa.field(name, pa.string()))
-        super().__init__(schema, layout)
-        self.slots += pa.Table.from_pylist(rows, schema).to_pylist()
-        self.columns_read: set[str] = set()
-
-    def read(self, slots: Integers, columns: Any) -> pa.Table:
-        if len(slots):
-            self.columns_read.update(columns)
-        return super().read(slots, columns)
 
 
 def shape_of(layout: Layout) -> EventShape:
@@ -56,16 +38,17 @@ def entry(row: Row) -> dict[str, Any]:
     }
 
 
-def table_of(deletes: Deletes, *rows: Row, own: tuple[str, ...] = ()) -> CountingTable:
+def table_of(deletes: Deletes, *rows: Row, own: tuple[str, ...] = ()) -> MemoryTable:
     layout = Layout.of_entries(ENTRIES.names, deletes)
-    marked = [
-        {**entry(row), **({"deleted": row[4].endswith("*")} if deletes == "mark" else {})}
-        for row in rows
-    ]
-    return CountingTable(layout, [{**row, **dict.fromkeys(own, "mine")} for row in marked], *own)
+    schema = pa.schema([*layout.table_schema(ENTRIES), *((name, pa.string()) for name in own)])
+    table = MemoryTable(schema, layout)
+    stored = [{**entry(row), "deleted": row[4].endswith("*")} for row in rows]
+    stored = [{**row, **dict.fromkeys(own, "mine")} for row in stored]
+    table.slots += pa.Table.from_pylist(stored, schema).to_pylist()
+    return table
 
 
-def merge(table: CountingTable, *rows: Row) -> RowChanges:
+def merge(table: MemoryTable, *rows: Row) -> RowChanges:
     shape = shape_of(table.layout).fitted(table.schema, None)
     batch = pa.Table.from_pylist([entry(row) for row in rows], ENTRIES)
     events = shape.events(batch, "fleet")
@@ -77,7 +60,7 @@ def merge(table: CountingTable, *rows: Row) -> RowChanges:
     return changes
 
 
-def content(table: CountingTable) -> list[Row]:
+def content(table: MemoryTable) -> list[Row]:
     return sorted(
         (
             row["key"],
