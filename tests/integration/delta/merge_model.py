@@ -13,13 +13,13 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame
 
 from nats_stream_source.delta import Deletes, Engine, ReconcileResult
 from nats_stream_source.jetstream.times import nanoseconds
+from tests.support import delta
 from tests.support.cdc.events import Event
 from tests.support.delta import rows_of
 from tests.support.nats import buckets
@@ -196,20 +196,8 @@ def _time(text: str) -> datetime:
 
 Reconciled = Callable[..., ReconcileResult]
 
-ROWS = pa.schema([("key", pa.string()), ("revision", pa.int64())])
 
-
-def rows(*keys: str, revision: int = 1) -> pa.Table:
-    """Return a row of each key, with :data:`ROWS`."""
-    return pa.table([list(keys), [revision] * len(keys)], schema=ROWS)
-
-
-def stored(
-    table: Path | str, storage_options: dict[str, str] | None = None
-) -> list[dict[str, Any]]:
-    """Return the table's rows, sorted by bucket and key."""
-    found = rows_of(DeltaTable(table, storage_options=storage_options))
-    return sorted(found, key=lambda row: (row.get("bucket") or "", row["key"]))
+stored = delta.rows
 
 
 def version(table: Path) -> int:
@@ -220,15 +208,6 @@ def live(table: Path | str, storage_options: dict[str, str] | None = None) -> di
     """Return the revision of each key that is not marked as deleted."""
     found = stored(table, storage_options)
     return {row["key"]: row["revision"] for row in found if not row.get("deleted")}
-
-
-def marks(table: Path) -> dict[str, tuple[int, str]]:
-    """Return revision and operation of each key that is marked as deleted."""
-    return {
-        row["key"]: (row["revision"], row["operation"])
-        for row in stored(table)
-        if row.get("deleted")
-    }
 
 
 def versions(table: Path) -> list[int]:

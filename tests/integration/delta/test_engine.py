@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import date
@@ -14,7 +13,6 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -27,6 +25,7 @@ from tests.integration.delta.merge_model import ENGINES, Bucket, Frame, live, pu
 from tests.support.delta import rows_of
 from tests.support.nats.buckets import create_bucket, publish
 from tests.support.nats.streams import create_stream
+from tests.support.program import ran
 from tests.support.spark.session import program_environment
 
 pytestmark = pytest.mark.delta
@@ -139,8 +138,7 @@ def test_reconcile_and_maintain_take_driver_while_query_of_process_has_it(
 
 
 PROGRAM = """
-import os, sys
-os.environ["PYSPARK_PYTHON"] = sys.executable
+import sys
 from pyspark.sql import SparkSession
 from nats_stream_source.delta import merge, merge_changes, reconcile
 servers, bucket, table = sys.argv[1:]
@@ -176,15 +174,9 @@ def test_plain_session_merges(shared_server: NatsServer, tmp_path: Path) -> None
     bucket.purge_subjects("c")
     table = tmp_path / "table"
     environment = {**program_environment(tmp_path / "conf"), "SPARK_LOCAL_IP": "127.0.0.1"}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, bucket.url, bucket.name, str(table)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=tmp_path,
-        timeout=180,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    environment["PYSPARK_PYTHON"] = sys.executable
+    words = sys.executable, "-c", PROGRAM, bucket.url, bucket.name, table
+    done = ran(*words, cwd=tmp_path, environment=environment)
     assert live(table) == {"b": 2}
     counts, spark, catalog = done.stdout.splitlines()[-3:]
     assert counts == "ReconcileResult(removed=0, kept=1, changed=0, last_seq=4, replaced=0)"
@@ -307,11 +299,7 @@ def test_rows_that_are_read(spark: SparkSession, own_session: SparkSession, url:
 def test_rows_that_are_written(own_session: SparkSession, url: str, tmp_path: Path) -> None:
     """By a batch to a bucket and by a stream to a stream."""
     if own_session.conf.get(_AUTO_MERGE, None) == "true":
-        # With Delta Lake 4.4 a batch write with options fails in each format, also in Spark's own.
-        noop = own_session.range(1).write.format("noop").option("a", "b").mode("append")
-        with pytest.raises(Py4JJavaError, match="INTERNAL_ERROR"):
-            noop.save()
-        return
+        pytest.skip("with Delta Lake 4.4 a batch write with options fails in each format")
     name = tmp_path.name
     create_bucket(url, name)
     latest = own_session.read.format("nats_kv").options(servers=url, bucket="fleet").load()

@@ -13,20 +13,20 @@ from pyspark.sql import SparkSession
 from nats_stream_source.delta import maintain, merge
 from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
 from nats_stream_source.errors import ConfigurationError
-from tests.integration.delta.driver.in_process import InProcessTable
-from tests.integration.delta.merge_model import ROWS, Frame, columns_of, put, rows
-from tests.support.delta import age, rows_of
+from tests.integration.delta.driver.in_process import InProcessTable, arrow
+from tests.integration.delta.merge_model import Frame, live, put
+from tests.support.delta import ENTRIES, age, rows_of
 
 pytestmark = pytest.mark.delta
 OLD = 8 * 24  # hours: older than Delta's limit of 7 days; VACUUM compares the time of the file
 
 
 def create(table: Path, **properties: str) -> None:
-    DeltaTable.create(table, Schema.from_arrow(ROWS), configuration=properties)
+    DeltaTable.create(table, Schema.from_arrow(ENTRIES), configuration=properties)
 
 
 def replace_all(table: Path, revision: int) -> DeltaTable:
-    write_deltalake(table, rows("a", revision=revision), mode="overwrite")
+    write_deltalake(table, arrow([put("a", revision)]), mode="overwrite")
     return DeltaTable(table)
 
 
@@ -40,25 +40,24 @@ def data_files(table: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("arguments", "error"),
     [
-        ("compact_files", 0),
-        ("target_file_bytes", None),
-        ("vacuum_commits", 1.5),
-        ("retention_hours", 0),
-        ("log_retention_hours", True),
-        ("checkpoint_commits", "10"),
+        ({"compact_files": 0}, "compact_files is 0, expected an integer"),
+        ({"target_file_bytes": None}, "target_file_bytes is None, expected an integer"),
+        ({"vacuum_commits": 1.5}, "vacuum_commits is 1.5, expected an integer"),
+        ({"retention_hours": 0}, "retention_hours is 0, expected an integer"),
+        ({"log_retention_hours": True}, "log_retention_hours is True, expected an integer"),
+        ({"checkpoint_commits": "10"}, "checkpoint_commits is '10', expected an integer"),
+        # Spark refuses to create a table whose log is kept shorter than its files.
+        (
+            {"log_retention_hours": 24, "retention_hours": 48},
+            r"is 24, expected at least retention_hours \(48",
+        ),
     ],
 )
-def test_invalid_upkeep(name: str, value: Any) -> None:
-    with pytest.raises(ConfigurationError, match=f"{name} is {value!r}, expected an integer"):
-        Upkeep(**{name: value})
-
-
-def test_log_kept_shorter_than_files() -> None:
-    """Spark refuses to create such a table."""
-    with pytest.raises(ConfigurationError, match=r"is 24, expected at least retention_hours \(48"):
-        Upkeep(log_retention_hours=24, retention_hours=48)
+def test_invalid_upkeep(arguments: dict[str, Any], error: str) -> None:
+    with pytest.raises(ConfigurationError, match=error):
+        Upkeep(**arguments)
 
 
 def test_upkeep_gives_properties_of_new_table() -> None:
@@ -91,7 +90,7 @@ def test_vacuum_deletes_removed_files_after_their_retention(table: Path) -> None
     assert len(removed) == 3
     maintained(table, Upkeep())
     assert len(data_files(table)) == 2  # of versions 3 and 2, whose file was removed just now
-    assert columns_of(table, "key", "revision") == [("a", 3)]
+    assert live(table) == {"a": 3}
 
 
 @pytest.mark.parametrize("upkeep", [Upkeep(), Upkeep(retention_hours=24)])
@@ -102,7 +101,7 @@ def test_reader_of_older_version_keeps_its_files(table: Path, upkeep: Upkeep) ->
     replace_all(table, 2)
     age(table.glob("*.parquet"), OLD)
     assert maintained(table, upkeep).deleted == 0
-    assert rows_of(reader) == [{"key": "a", "revision": 1}]
+    assert [row["revision"] for row in rows_of(reader)] == [1]
 
 
 def test_retention_of_table_wins_if_longer(table: Path) -> None:
@@ -121,7 +120,7 @@ def test_upkeep_by_spark(spark: SparkSession, table: Path) -> None:
     from nats_stream_source.delta.spark.table import SparkTable
 
     for number in range(4):
-        write_deltalake(table, rows(f"k{number}"), mode="append")
+        write_deltalake(table, arrow([put(f"k{number}", 1)]), mode="append")
     target = SparkTable(spark, "t", str(table))
     upkeep = Upkeep(compact_files=2, retention_hours=24)
     assert target.upkeep_after_commit(upkeep) == MaintenanceResult(4, 1)
@@ -132,7 +131,7 @@ def test_upkeep_by_spark(spark: SparkSession, table: Path) -> None:
     assert data_files(table) == kept
     # The session's settings are as before.
     assert spark.conf.get("spark.databricks.delta.retentionDurationCheck.enabled", "true") == "true"
-    assert columns_of(table, "key", "revision") == [("k0", 1), ("k1", 1), ("k2", 1), ("k3", 1)]
+    assert live(table) == dict.fromkeys(("k0", "k1", "k2", "k3"), 1)
 
 
 def test_merges_maintain_their_table(spark: SparkSession, frame: Frame, table: Path) -> None:

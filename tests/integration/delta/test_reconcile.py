@@ -35,7 +35,6 @@ from tests.integration.delta.merge_model import (
     by_driver,
     history_of,
     live,
-    marks,
     spark_in_faults,
     stored,
     version,
@@ -73,13 +72,14 @@ def test_reconcile(
     assert reconciled(deletes=deletes) == ReconcileResult(4, 1, 0, last_seq=10)
     assert live(table) == {"f": 5}
     if deletes == "mark":
-        assert marks(table) == {
-            "a": (10, "PURGE"),
-            "b.c": (10, "PURGE"),
-            "d": (6, "DEL"),
-            "e": (7, "PURGE"),
-        }
-        assert [row["value"] for row in stored(table)] == [None, None, None, None, b"x"]
+        names = ("key", "value", "revision", "operation", "deleted")
+        assert [tuple(row[name] for name in names) for row in stored(table)] == [
+            ("a", None, 10, "PURGE", True),
+            ("b.c", None, 10, "PURGE", True),
+            ("d", None, 6, "DEL", True),
+            ("e", None, 7, "PURGE", True),
+            ("f", b"x", 5, "PUT", False),
+        ]
     before = version(table)
     assert reconciled(deletes=deletes) == ReconcileResult(0, 1, 0, last_seq=10)
     assert version(table) == before

@@ -29,10 +29,6 @@ from tests.support.delta import age, rows_of
 FIRST = [put(f"k{number}", number + 1) for number in range(8)]
 
 
-def numbers_of(table: InProcessTable) -> list[int]:
-    return [number for number, _ in table.state.files.items()]
-
-
 # -- files ------------------------------------------------------------------------------------
 
 
@@ -51,9 +47,9 @@ def test_merge_without_vectors_joins_touched_small_files(tmp_path: Path) -> None
     table = InProcessTable(tmp_path / "t", vectors=False)
     for entry in FIRST:
         table.merge(entry)
-    assert len(numbers_of(table)) == 8
+    assert len(table.state.files) == 8
     table.merge(*[put(f"k{number}", 20 + number) for number in range(5)])
-    assert len(numbers_of(table)) == 4
+    assert len(table.state.files) == 4
     table.verify_index()
 
 
