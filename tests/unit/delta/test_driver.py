@@ -152,10 +152,6 @@ def test_rows_of_key_begin_with_last_one_before_sequence(kind: pa.DataType) -> N
     assert sorted(index.of_keys(pa.table({"key": ["k", "x"]})).tolist()) == [0, 1, 2]
 
 
-def keys_of(values: list[bytes]) -> Keys:
-    return Keys.of(pa.array(values, pa.large_binary()))
-
-
 @pytest.mark.parametrize("hashes", [1, 3, 1 << 62])
 @given(batches=st.lists(st.lists(st.binary(max_size=6), max_size=40), max_size=8))
 def test_index_equals_dictionary_and_finds_repeated_key(
@@ -166,14 +162,14 @@ def test_index_equals_dictionary_and_finds_repeated_key(
         patch.setattr(key_index, "_hashes", lambda keys: real(keys) % np.uint64(hashes))
         index, model = KeyIndex(), dict[bytes, int]()
         for batch in batches:
-            keys = keys_of(batch)
+            keys = Keys.of(pa.array(batch, pa.large_binary()))
             repeated = keys.first_repeated()
             assert (repeated is None) == (len(set(batch)) == len(batch))
             assert repeated is None or batch.count(batch[repeated]) > 1
             found = index.find(keys)
             assert found.tolist() == [model.get(key, -1) for key in batch]
             new = list(dict.fromkeys(key for key in batch if key not in model))
-            slots = index.insert(keys_of(new))
+            slots = index.insert(Keys.of(pa.array(new, pa.large_binary())))
             model.update(zip(new, slots.tolist(), strict=True))
         assert len(index) == len(model)
 
@@ -299,32 +295,21 @@ def test_path_of_protocol_has_prefix_and_uuid() -> None:
     assert is_vector_path(path)
 
 
-@pytest.mark.parametrize("at", [0, 1, 4, 5, 12, 40, -1])
-def test_damaged_byte_is_found(at: int) -> None:
+def test_damaged_byte_truncated_vector_and_row_beyond_data_file_are_found() -> None:
     file = VectorFile()
     file.add(BitMap64([1, 2]))
     descriptor = file.add(BitMap64(range(0, 100, 3)))
-    content = bytearray(file.content())
-    start = descriptor["offset"]
-    part = content[start:]
-    part[at] ^= 1
-    with pytest.raises(VectorError, match="damaged"):
-        vector_rows(descriptor, bytes(content[:start] + part), 100)
-
-
-def test_truncated_vector_is_found() -> None:
-    file = VectorFile()
-    descriptor = file.add(BitMap64([1]))
-    for size in range(len(file.content())):
+    content, start = file.content(), descriptor["offset"]
+    damaged = [content[:size] for size in range(len(content))]
+    for at in (0, 1, 4, 5, 12, 40, -1):
+        part = bytearray(content[start:])
+        part[at] ^= 1
+        damaged.append(content[:start] + part)
+    for one in damaged:
         with pytest.raises(VectorError, match="damaged"):
-            vector_rows(descriptor, file.content()[:size], 2)
-
-
-def test_row_beyond_data_file_is_found() -> None:
-    file = VectorFile()
-    descriptor = file.add(BitMap64([1, 7]))
-    with pytest.raises(VectorError, match="names row 7, and the data file has 7 rows"):
-        vector_rows(descriptor, file.content(), 7)
+            vector_rows(descriptor, bytes(one), 100)
+    with pytest.raises(VectorError, match="names row 99, and the data file has 99 rows"):
+        vector_rows(descriptor, content, 99)
 
 
 def test_vector_outside_of_table_is_refused() -> None:

@@ -83,14 +83,10 @@ def test_types_of_spark_have_arrow_types() -> None:
 
 
 def test_nested_types_keep_order_and_nullability() -> None:
-    nested = StructType(
-        [
-            StructField("z", MapType(LongType(), ArrayType(types.DecimalType(9, 2), False), False)),
-            StructField(
-                "a", ArrayType(StructType([StructField("x", types.TimestampType(), False)]))
-            ),
-        ]
-    )
+    time = StructField("x", types.TimestampType(), False)
+    numbers = MapType(LongType(), ArrayType(types.DecimalType(9, 2), False), False)
+    times = ArrayType(StructType([time]))
+    nested = StructType([StructField("z", numbers), StructField("a", times)])
     columns = StructType([StructField("s", nested, False), StructField("a.b", LongType())])
     assert spark_schema(arrow_schema(columns)) == columns
 
@@ -111,20 +107,11 @@ def test_declared_length_is_known() -> None:
     """Spark has it in the metadata of a STRING, or as a type of its own."""
     metadata = {"__CHAR_VARCHAR_TYPE_STRING": "varchar(3)"}
     inner = StructType([StructField("x", StringType(), True, metadata)])
-    columns = [
-        ("a", types.CharType(3)),
-        ("b", types.VarcharType(4)),
-        ("c", inner),
-        ("d", StringType()),
-    ]
-    schema = arrow_schema(StructType([StructField(name, kind) for name, kind in columns]))
-    assert [declared_length(field) for field in schema] == [
-        "CHAR(3)",
-        "VARCHAR(4)",
-        "VARCHAR(3)",
-        "",
-    ]
-    assert schema.field("a").type == pa.string()
+    kinds = types.CharType(3), types.VarcharType(4), inner, StringType()
+    schema = arrow_schema(StructType([StructField(kind.typeName(), kind) for kind in kinds]))
+    lengths = [declared_length(field) for field in schema]
+    assert lengths == ["CHAR(3)", "VARCHAR(4)", "VARCHAR(3)", ""]
+    assert schema.types[0] == pa.string()
 
 
 def with_settings(settings: dict[str, str]) -> Any:
@@ -147,11 +134,8 @@ def test_missing_setting_is_named(setting: str, monkeypatch: pytest.MonkeyPatch)
     assert setting in str(session.missing(with_settings(others)))
     several = {**others, setting: f"org.example.Other,{DELTA_SETTINGS[setting]}"}
     assert session.missing(with_settings(several)) is None
-
-
-def test_databricks_has_settings_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "17.0")
-    assert session.missing(with_settings({})) is None
+    assert session.missing(with_settings({})) is None  # it has settings of its own
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +150,5 @@ def test_builder_gets_jar_and_settings() -> None:
     options = builder._options
     assert options.items() >= {**DELTA_SETTINGS, **SMALL_MACHINE}.items()
     assert options["spark.jars.packages"] == delta_artifact()
-    assert (
-        "spark.jars.packages"
-        not in configure(SparkSession.Builder(), delta=True, download=False)._options
-    )
+    without = configure(SparkSession.Builder(), delta=True, download=False)
+    assert "spark.jars.packages" not in without._options

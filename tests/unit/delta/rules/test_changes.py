@@ -91,10 +91,7 @@ def test_large_values_are_reduced_by_their_bytes(monkeypatch: pytest.MonkeyPatch
     assert sum(batch.nbytes for batch in collected._batches) < 250_000
 
 
-UNIQUE = [name for name, situation in SITUATIONS.items() if not situation["ties"]]
-
-
-@pytest.mark.parametrize("situation", UNIQUE)
+@pytest.mark.parametrize("situation", [one for one in SITUATIONS if not SITUATIONS[one]["ties"]])
 @pytest.mark.parametrize(
     ("scd_type", "tracked", "column"),
     [(1, "ab", "scd1"), (2, "ab", "scd2_track_a_b"), (2, "a", "scd2_track_a")],
@@ -111,10 +108,6 @@ def test_situation_gives_rows_of_auto_cdc_and_of_oracle(
             assert [list(row[1:]) for row in rows] == after[column]
 
 
-ZERO: Any = 0.0
-MINUS_ZERO: Any = -0.0
-
-
 @pytest.mark.parametrize(
     ("scd_type", "rows"),
     [
@@ -125,8 +118,8 @@ MINUS_ZERO: Any = -0.0
 def test_events_with_keys_of_zero_with_either_sign(
     scd_type: int, rows: list[tuple[Any, ...]]
 ) -> None:
-    tables = MemoryTables(scd_type, key=pa.float64())
-    for batch in ([(ZERO, 1), (MINUS_ZERO, 2)], [(ZERO, 3)]):
+    tables, keys = MemoryTables(scd_type, key=pa.float64()), list[Any]([0.0, -0.0])
+    for batch in ([(keys[0], 1), (keys[1], 2)], [(keys[0], 3)]):
         tables.merge(Event(key, number, "U", number, "x") for key, number in batch)
     assert tables.rows() == rows
 

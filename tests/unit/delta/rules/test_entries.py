@@ -151,12 +151,6 @@ def test_column_deleted_read_for_tied_deletes_only() -> None:
     assert "deleted" in table.columns_read
 
 
-def test_mark_keeps_columns_that_batch_lacks() -> None:
-    table = table_of("mark", OLD, own=("note",))
-    merge(table, ("k", None, 1, 6, "DEL"))
-    assert [row["note"] for row in table.rows] == ["mine"]
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [("key", None), ("revision", None), ("stream_created", None), ("operation", "put")],

@@ -106,6 +106,8 @@ def test_missing_column_of_entries_is_named(column: str) -> None:
 def test_own_column_deleted_of_entries_is_refused_with_marks() -> None:
     columns = [*ENTRIES.names, "Deleted"]
     ChangeRules.of().validate_columns(columns)
+    schema = ENTRIES.append(pa.field("Deleted", pa.bool_()))
+    Layout.of_entries(ENTRIES.names, "remove").verify("lake", None, schema, columns)
     with pytest.raises(ConfigurationError, match="its own column 'Deleted'"):
         ChangeRules.of(deletes="mark").validate_columns(columns)
 
@@ -232,11 +234,6 @@ def test_table_of_other_layout_refused(
 ) -> None:
     with pytest.raises(ConfigurationError, match=problem):
         layout.verify("lake", stored, schema or pa.schema([]), batch)
-
-
-def test_own_column_deleted_kept_with_removed_deletes() -> None:
-    schema = ENTRIES.append(pa.field("deleted", pa.bool_()))
-    ENTRY.verify("lake", None, schema, schema.names)
 
 
 @pytest.mark.parametrize(
