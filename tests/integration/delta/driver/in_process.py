@@ -133,10 +133,6 @@ def expect(
     assert stored(table, storage_options) == model.stored()
 
 
-VALUES = pa.schema(
-    [("key", pa.string()), ("seq", pa.int64()), ("a", pa.int64()), ("b", pa.string())]
-)
-
 KINDS: dict[str, tuple[pa.DataType, Callable[[int], Any]]] = {
     "bigint": (pa.int64(), lambda seq: seq),
     "struct": (
@@ -149,55 +145,40 @@ KINDS: dict[str, tuple[pa.DataType, Callable[[int], Any]]] = {
 
 
 class CdcTable:
-    """A table of change data and its state table."""
+    """A table of change data and its state table.
 
-    def __init__(
-        self,
-        path: Path,
-        scd_type: int,
-        kind: str = "bigint",
-        *,
-        deletes: Deletes = "remove",
-        vectors: bool | None = None,
-        upkeep: Upkeep | None = None,
-    ) -> None:
+    Args:
+        more: arguments of the table in this process.
+    """
+
+    def __init__(self, path: Path, scd_type: int, kind: str = "bigint", **more: Any) -> None:
         self.path, self.scd_type = path, scd_type
         self.kind, self.sequence = KINDS[kind]
+        self.table = InProcessTable(path, **more)
+        deletes = self.table.deletes
         self.layout = Layout(scd_type, ("key",), kind, (SEQUENCE,), deletes, times=False)
-        own = [pa.field(SEQUENCE, self.kind), pa.field(DELETE, pa.bool_())]
-        self.events = pa.schema([*VALUES, *own])
-        self.table = InProcessTable(path, deletes, upkeep, vectors=vectors)
+        values = [("key", pa.string()), ("seq", pa.int64()), ("a", pa.int64()), ("b", pa.string())]
+        self.events = pa.schema([*values, (SEQUENCE, self.kind), (DELETE, pa.bool_())])
 
     def merge(self, events: Iterable[Event]) -> MergeResult:
         rows = [
-            {
-                **{name: getattr(event, name) for name in VALUES.names},
-                SEQUENCE: self.sequence(event.seq),
-                DELETE: event.op == "D",
-            }
-            for event in events
+            {**one._asdict(), SEQUENCE: self.sequence(one.seq), DELETE: one.op == "D"}
+            for one in events
         ]
         tracked = ("a", "b") if self.scd_type == 2 else ()
         shape = EventShape(self.events, self.layout, tracked)
         return self.table.merge_events(pa.Table.from_pylist(rows, self.events), shape)
 
-    @property
-    def state_path(self) -> Path:
-        return self.path.with_name(f"{self.path.name}__cdc_state")
-
     def rows(self) -> list[tuple[Any, ...]]:
         """The rows as the model of the tests has them."""
         number = {repr(pa.scalar(self.sequence(n), self.kind).as_py()): n for n in range(100)}
-        names = ["key", "seq", "a", "b"]
-        if self.scd_type == 2:
-            names[1:1] = [START, END]
-        elif self.layout.deletes == "mark":
-            names.append("deleted")
-        rows = []
+        marks = self.layout.deletes == "mark"
+        bounds = (START, END) if self.scd_type == 2 else ()
+        names, rows = ("key", *bounds, "seq", "a", "b", *(["deleted"] * marks)), []
         for row in rows_of(DeltaTable(self.path)):
             for name in (START, END):
                 row[name] = number.get(repr(row.get(name)))
-            if self.layout.deletes == "mark":
+            if marks:
                 row["seq"] = number.get(repr(row[SEQUENCE]))
             rows.append(tuple(row[name] for name in names))
         return sorted(rows, key=lambda row: row[:2])

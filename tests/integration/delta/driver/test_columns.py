@@ -70,7 +70,7 @@ def test_table_or_state_without_other_one_is_refused(tmp_path: Path, gone: str, 
     table = CdcTable(tmp_path / "t", 1)
     table.merge([Event("a", 1, "U", 1, None)])
     table.table.crash()
-    shutil.rmtree(table.state_path if gone == "state" else table.path)
+    shutil.rmtree(f"{table.path}__cdc_state" if gone == "state" else table.path)
     with pytest.raises(ConfigurationError, match=error):
         table.merge([Event("a", 2, "U", 1, None)])
 

@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,7 +21,7 @@ from nats_stream_source.errors import ConfigurationError, TableError
 from tests.integration.delta.driver.in_process import InProcessTable, arrow
 from tests.integration.delta.merge_model import live, put
 from tests.support.delta import append_entry, change_actions
-from tests.support.object_store import BUCKET, ObjectStore, store_proxy
+from tests.support.object_store import BUCKET, ObjectStore, StoreProxy, store_proxy
 from tests.support.wait import wait_until
 
 FIRST = [put(f"k{number}", number + 1) for number in range(10)]
@@ -72,20 +72,20 @@ def test_open_table_that_another_writer_changes_is_refused(
     assert sorted(path.rglob("*")) == before
 
 
-DAMAGED_ENTRIES = (
-    "{}",
-    "[]",
-    '{"add": null}',
-    '{"add": {"path": "a"}}',
-    '{"remove": {}}',
-    '{"txn": {"appId": "a", "version": null}}',
-    '{"metaData": {"id": "a"}}',
-    '{"protocol": {"minReaderVersion": 1}}',
-    '{"commitInfo": 1}',
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{}",
+        "[]",
+        '{"add": null}',
+        '{"add": {"path": "a"}}',
+        '{"remove": {}}',
+        '{"txn": {"appId": "a", "version": null}}',
+        '{"metaData": {"id": "a"}}',
+        '{"protocol": {"minReaderVersion": 1}}',
+        '{"commitInfo": 1}',
+    ],
 )
-
-
-@pytest.mark.parametrize("line", DAMAGED_ENTRIES)
 def test_entry_that_lacks_part_of_action_is_named(path: Path, line: str) -> None:
     table = InProcessTable(path)
     table.merge(*FIRST)
@@ -105,18 +105,13 @@ def test_log_without_action_of_table_is_named(path: Path, kind: str) -> None:
         InProcessTable(path).merge(put("a", 20))
 
 
-@pytest.mark.parametrize(
-    "lines",
-    [
-        ['{"commitInfo": {"operation": "OTHER"}}'],
-        ['{"commitInfo": {}}', '{"later": 1}', '{"domainMetadata": {"domain": "a"}}'],
-        ['{"remove": {"path": "gone", "later": 1}}', '{"txn": {"appId": "a", "version": 1}}'],
-    ],
-)
-def test_entry_of_other_writer_is_read(path: Path, lines: list[str]) -> None:
+def test_entries_of_other_writer_are_read(path: Path) -> None:
     table = InProcessTable(path)
     table.merge(*FIRST)
-    append_entry(path, *lines)
+    append_entry(path, '{"commitInfo": {"operation": "OTHER"}}')
+    append_entry(path, '{"commitInfo": {}}', '{"later": 1}', '{"domainMetadata": {"domain": "a"}}')
+    txn = '{"txn": {"appId": "a", "version": 1}}'
+    append_entry(path, '{"remove": {"path": "gone", "later": 1}}', txn)
     assert table.merge(put("a", 20)) == 1
     assert InProcessTable(path).merge(put("a", 30)) == 1
 
@@ -168,10 +163,6 @@ def test_storage_option_is_refused(option: str) -> None:
             table.merge(*FIRST)
 
 
-def objects_of(store: ObjectStore, table: str) -> TableObjects:
-    return TableObjects.at(f"s3://{BUCKET}/{table}", store.storage_options)
-
-
 def entry_of(version: int) -> str:
     return f"_delta_log/{version:020d}.json"
 
@@ -210,10 +201,9 @@ def test_commit_replaced_on_local_disk_ends_query(path: Path, later: int) -> Non
     assert live(path) == {**newest, "other": 99}
 
 
-def test_commit_replaced_in_object_store_ends_query(store: ObjectStore) -> None:
-    options = store.storage_options
-    objects = objects_of(store, "replaced")
-    table = InProcessTable(f"s3://{BUCKET}/replaced", storage_options=options)
+def test_commit_replaced_in_object_store_ends_query(store: ObjectStore, uri: str) -> None:
+    objects = TableObjects.at(uri, store.storage_options)
+    table = InProcessTable(uri, storage_options=store.storage_options)
     for number in range(1, 40):
         table.merge(put("a", number))
     objects.put(entry_of(30), objects.get(entry_of(30)) + b"\n")
@@ -242,20 +232,29 @@ def test_expired_entries_are_not_replaced_commits(path: Path) -> None:
     assert live(path) == {"a": 8, "b": 20}
 
 
-def test_store_that_ignores_condition_refused_before_anything_is_written(
-    store: ObjectStore,
-) -> None:
+Proxied = tuple[StoreProxy, dict[str, str]]
+
+
+@pytest.fixture
+def proxied(store: ObjectStore) -> Iterator[Proxied]:
+    """A proxy before the store, and the options of a table behind it."""
     with store_proxy(store.url) as proxy:
-        proxy.unconditional = True
-        options = {**store.storage_options, "AWS_ENDPOINT_URL": proxy.url}
-        table = InProcessTable(f"s3://{BUCKET}/ignored", storage_options=options)
-        for _ in range(2):
-            with pytest.raises(ConfigurationError, match=rf"s3://{BUCKET}: the store replaces"):
-                table.merge(put("a", 1))
-        left = objects_of(store, "ignored")
-        assert list(left.list()) == []
-        proxy.unconditional = False
-        table.merge(put("a", 1))
+        yield proxy, {**store.storage_options, "AWS_ENDPOINT_URL": proxy.url}
+
+
+def test_store_that_ignores_condition_refused_before_anything_is_written(
+    store: ObjectStore, uri: str, proxied: Proxied
+) -> None:
+    proxy, options = proxied
+    proxy.unconditional = True
+    table = InProcessTable(uri, storage_options=options)
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match=rf"s3://{BUCKET}: the store replaces"):
+            table.merge(put("a", 1))
+    left = TableObjects.at(uri, store.storage_options)
+    assert list(left.list()) == []
+    proxy.unconditional = False
+    table.merge(put("a", 1))
     assert not [one for one in left.list() if "probe" in one["path"]]
 
 
@@ -264,51 +263,45 @@ def test_store_that_ignores_condition_refused_before_anything_is_written(
     [(None, True), *itertools.product((409, 412, 500, 501), (False, True))],
 )
 def test_commit_with_other_answer_of_store_merged_once(
-    store: ObjectStore, status: int | None, stores: bool
+    uri: str, proxied: Proxied, status: int | None, stores: bool
 ) -> None:
     """None: the response is lost, and the commit resembles one of another writer."""
-    name = f"answers-{status}-{stores}"
-    uri, options = f"s3://{BUCKET}/{name}", store.storage_options
-    with store_proxy(store.url) as proxy:
-        through_proxy = {**options, "AWS_ENDPOINT_URL": proxy.url}
-        table = InProcessTable(uri, storage_options=through_proxy)
-        table.merge(put("a", 1), put("b", 2))
-        proxy.answers, proxy.stores = [status] if status else [], stores
-        proxy.lose = 0 if status else 1
-        table.merge(put("a", 3), put("c", 4))
-        assert (proxy.answered, proxy.lost) == ((1, 0) if status else (0, 1))
-        table.merge(put("d", 5))
+    proxy, options = proxied
+    table = InProcessTable(uri, storage_options=options)
+    table.merge(put("a", 1), put("b", 2))
+    proxy.answers, proxy.stores = [status] if status else [], stores
+    proxy.lose = 0 if status else 1
+    table.merge(put("a", 3), put("c", 4))
+    assert (proxy.answered, proxy.lost) == ((1, 0) if status else (0, 1))
+    table.merge(put("d", 5))
     assert DeltaTable(uri, storage_options=options).version() == 3
     assert live(uri, options) == {"a": 3, "b": 2, "c": 4, "d": 5}
 
 
-def test_store_without_conditional_puts_named(store: ObjectStore) -> None:
-    with store_proxy(store.url) as proxy:
-        options = {**store.storage_options, "AWS_ENDPOINT_URL": proxy.url, "max_retries": "0"}
-        proxy.answers = [501]
-        with pytest.raises(
-            TableError, match=r"could not create table.*probe.* 501 Not Implemented"
-        ):
-            InProcessTable(f"s3://{BUCKET}/unsupported", storage_options=options).merge(put("a", 1))
-        assert proxy.answered == 1
-    assert list(objects_of(store, "unsupported").list()) == []
-
-
-def test_commit_stored_after_time_out_merged_once(store: ObjectStore) -> None:
-    uri, options = f"s3://{BUCKET}/late", store.storage_options
-    with store_proxy(store.url) as proxy:
-        impatient = {"AWS_ENDPOINT_URL": proxy.url, "timeout": "2s", "max_retries": "0"}
-        table = InProcessTable(uri, storage_options={**options, **impatient})
+def test_store_without_conditional_puts_named(
+    store: ObjectStore, uri: str, proxied: Proxied
+) -> None:
+    proxy, options = proxied
+    proxy.answers = [501]
+    table = InProcessTable(uri, storage_options={**options, "max_retries": "0"})
+    with pytest.raises(TableError, match=r"could not create table.*probe.* 501 Not Impl"):
         table.merge(put("a", 1))
-        proxy.delay = True
-        with pytest.raises(TableError, match="could not merge the batch"):
-            table.merge(put("a", 2), put("b", 3))
-        assert proxy.held.is_set()
-        proxy.delay = False
-        proxy.resume.set()
-        wait_until(
-            lambda: DeltaTable(uri, storage_options=options).version() == 2, "the commit is stored"
-        )
-        assert table.merge(put("a", 2), put("b", 3)) == 0
-        assert table.merge(put("c", 4)) == 1
+    assert proxy.answered == 1
+    assert list(TableObjects.at(uri, store.storage_options).list()) == []
+
+
+def test_commit_stored_after_time_out_merged_once(uri: str, proxied: Proxied) -> None:
+    proxy, options = proxied
+    table = InProcessTable(uri, storage_options={**options, "timeout": "2s", "max_retries": "0"})
+    table.merge(put("a", 1))
+    proxy.delay = True
+    with pytest.raises(TableError, match="could not merge the batch"):
+        table.merge(put("a", 2), put("b", 3))
+    assert proxy.held.is_set()
+    proxy.delay = False
+    proxy.resume.set()
+    opened = DeltaTable(uri, storage_options=options)
+    wait_until(lambda: opened.update_incremental() or opened.version() == 2, "the commit")
+    assert table.merge(put("a", 2), put("b", 3)) == 0
+    assert table.merge(put("c", 4)) == 1
     assert live(uri, options) == {"a": 2, "b": 3, "c": 4}

@@ -179,44 +179,35 @@ def test_incomplete_checkpoint_is_skipped(path: Path) -> None:
     expect(path, FIRST, [put("k1", 20)], [put("k2", 30)])
 
 
-@pytest.mark.parametrize("cleanup", ["false", "FALSE", "true"])
-def test_log_is_kept_if_property_forbids_cleanup(path: Path, cleanup: str) -> None:
-    upkeep = Upkeep(vacuum_commits=10, retention_hours=1, checkpoint_commits=5)
-    table = InProcessTable(path, upkeep=upkeep)
-    table.merge(*FIRST)
-    DeltaTable(path).alter.set_table_properties({"delta.enableExpiredLogCleanup": cleanup})
-    for revision in range(20, 25):
-        table.merge(put("k1", revision))
-        table.engine.wait()
-    age((path / "_delta_log").glob("*.json"), hours=40 * 24)
-    table.reopen()  # the entries are no longer those that it has put
-    for revision in range(30, 37):
-        table.merge(put("k1", revision))
-        table.engine.wait()
-    first = (path / "_delta_log" / f"{0:020}.json").exists()
-    assert first == (cleanup.lower() == "false")
-
-
-def test_log_is_kept_if_another_writer_forbids_cleanup_meanwhile(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("cleanup", "meanwhile"), [("false", False), ("FALSE", False), ("true", False), ("false", True)]
+)
+def test_log_is_kept_if_property_forbids_cleanup(
+    path: Path, monkeypatch: pytest.MonkeyPatch, cleanup: str, meanwhile: bool
 ) -> None:
+    """Another writer sets it before the upkeep, or during it."""
     table = InProcessTable(path)
     for entry in FIRST:
         table.merge(entry)
-    log = path / "_delta_log"
-    age(log.glob("*.json"), hours=40 * 24)
-    entries = {*log.glob("*.json")}
-    table.reopen()
-    real = DeltaTable.create_checkpoint
+    log, checkpoint = path / "_delta_log", DeltaTable.create_checkpoint
+
+    def set_property() -> None:
+        properties = {"delta.enableExpiredLogCleanup": cleanup}
+        DeltaTable(path).alter.set_table_properties(properties)
 
     def create_checkpoint(of: DeltaTable) -> None:
-        forbidden = {"delta.enableExpiredLogCleanup": "false"}
-        DeltaTable(path).alter.set_table_properties(forbidden)
-        real(of)
+        set_property()
+        checkpoint(of)
 
-    monkeypatch.setattr(DeltaTable, "create_checkpoint", create_checkpoint)
+    if meanwhile:
+        monkeypatch.setattr(DeltaTable, "create_checkpoint", create_checkpoint)
+    else:
+        set_property()
+    age(log.glob("*.json"), hours=40 * 24)
+    entries = {*log.glob("*.json")}
+    table.reopen()  # the entries are no longer those that it has put
     table.engine.table.maintain(Upkeep())
-    assert entries < {*log.glob("*.json")}
+    assert (entries < {*log.glob("*.json")}) == (cleanup.lower() == "false")
 
 
 def test_maintenance_needs_no_index_and_no_layout(path: Path) -> None:
