@@ -123,12 +123,7 @@ def reconciled(
     """``reconcile`` with the test's table and bucket as defaults."""
 
     def run(**arguments: Any) -> ReconcileResult:
-        arguments = {
-            "bucket": bucket.name,
-            "servers": bucket.url,
-            "engine": next_engine(),
-            **arguments,
-        }
-        return reconcile(spark, str(table), **arguments)
+        given = {"bucket": bucket.name, "servers": bucket.url, "engine": next_engine()}
+        return reconcile(spark, str(table), **{**given, **arguments})
 
     return run

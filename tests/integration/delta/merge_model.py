@@ -139,26 +139,15 @@ class Bucket:
         self, *entries: tuple[str, str], value: bytes = b"x", headers: dict[str, str] | None = None
     ) -> list[Entry]:
         """Write (key, operation) pairs; puts have the value and the headers."""
-        messages_of = {
+        contents = {
             "PUT": (value, headers),
             "DEL": (b"", buckets.DEL),
             "PURGE": (b"", buckets.PURGE),
         }
-        messages = [
-            (f"$KV.{self.name}.{key}", *messages_of[operation]) for key, operation in entries
-        ]
+        messages = [(f"$KV.{self.name}.{key}", *contents[of]) for key, of in entries]
         return [
-            Entry(
-                key,
-                seq,
-                operation,
-                value if operation == "PUT" else None,
-                self.stream_created,
-                self.name,
-            )
-            for (key, operation), seq in zip(
-                entries, buckets.publish(self.url, messages), strict=True
-            )
+            Entry(key, seq, of, {"PUT": value}.get(of), self.stream_created, self.name)
+            for (key, of), seq in zip(entries, buckets.publish(self.url, messages), strict=True)
         ]
 
     def purge_subjects(self, *keys: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
@@ -14,6 +13,7 @@ from nats_stream_source.delta import follow, merge_changes, reconcile
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ConfigurationError, KeyNotEncodableError
 from tests.integration.delta.merge_model import Bucket, live, stored
+from tests.support.delta import values
 from tests.support.nats.buckets import api, put
 from tests.support.query_driver.batch import read_batch
 from tests.support.spark.streaming_query import run_to_the_end
@@ -62,10 +62,6 @@ CODECS = {"keyCodec": "base64", "valueCodec": "base64"}
 KEYS = ["user:1", "user:2.name", "Ω b", "/a/"]
 
 
-def values(rows: list[dict[str, Any]]) -> dict[str, bytes | None]:
-    return {row["key"]: row["value"] for row in rows}
-
-
 def test_table_follows_bucket_and_is_reconciled(
     spark: SparkSession, shared_server: NatsServer, tmp_path: Path
 ) -> None:
@@ -74,7 +70,8 @@ def test_table_follows_bucket_and_is_reconciled(
     writer = frame.write.format("nats_kv").options(servers=url, bucket="people", **CODECS)
     writer.options(ifMissing="create", history="5").mode("append").save()
     same = {key: key.encode() for key in KEYS}
-    assert values(read_batch(url, bucket="people", **CODECS)) == same
+    read = read_batch(url, bucket="people", **CODECS)
+    assert {row["key"]: row["value"] for row in read} == same
     put(url, "people", "dXNlcjox", b"bmV3")
 
     def follow_bucket(**options: str) -> None:
@@ -87,7 +84,7 @@ def test_table_follows_bucket_and_is_reconciled(
 
     follow_bucket()
     same["user:1"] = b"new"
-    assert values(stored(table)) == same
+    assert values(table) == same
     assert {row["raw_key"] for row in stored(table)} == {
         row["subject"].removeprefix("$KV.people.")
         for row in read_batch(url, stream="KV_people", deliverPolicy="last_per_subject")
@@ -95,7 +92,7 @@ def test_table_follows_bucket_and_is_reconciled(
     put(url, "people", "dXNlcjox", b"", {"KV-Operation": "DEL"})
     follow_bucket()
     del same["user:1"]
-    assert values(stored(table)) == same
+    assert values(table) == same
 
     def reconciled(**more: str) -> tuple[int, int]:
         result = reconcile(spark, str(table), bucket="people", servers=url, **more)
@@ -105,7 +102,7 @@ def test_table_follows_bucket_and_is_reconciled(
     api(url, "STREAM.PURGE.KV_people", {"filter": "$KV.people.zqkgYg"})
     assert reconciled(key_codec="base64") == (1, 2)
     del same["Ω b"]
-    assert values(stored(table)) == same
+    assert values(table) == same
     with pytest.raises(ConfigurationError, match="key_codec is 'none', which is not a codec"):
         reconciled(key_codec="none")
     with pytest.raises(KeyNotEncodableError, match="could not reconcile table"):
