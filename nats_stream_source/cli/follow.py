@@ -18,6 +18,7 @@ import logging
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 _LINE_INTERVAL = 10.0  # seconds
 _TERMINAL_INTERVAL = 1.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -110,14 +112,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Follow the bucket; returns 0 when the table is up to date or the command was stopped."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # during the imports; then by the event loop
-        signal.signal(number, lambda *_: sys.exit(0))
     options = {**connection(arguments), **dict(arguments.options)}
     # Errors name an option of the format as it is given here.
     arguments.origins |= {one.name: f"--option {one.name}" for one in KV} | {"bucket": "BUCKET"}
     if any(name.lower() == "bucket" for name in options):
         raise OptionError("the bucket is named twice: leave out --option bucket")
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    with _ended_by_signals():
+        _run(arguments, options)
+    return 0
+
+
+def _run(arguments: argparse.Namespace, options: dict[str, str]) -> None:
     with needs_extra("follow"):
         from nats_stream_source.delta.follower.follower import Follower
     metrics = None
@@ -140,7 +146,17 @@ def run(arguments: argparse.Namespace) -> int:
     )
     with option_hints(option_names(KV)):
         asyncio.run(_follow(follower, metrics, once=arguments.once))
-    return 0
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """End with status 0 by a signal, as later by the event loop: the imports take a second."""
+    before = {number: signal.signal(number, lambda *_: sys.exit(0)) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -152,7 +168,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 async def _follow(follower: Follower, metrics: FollowerMetrics | None, *, once: bool) -> None:
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _SIGNALS:
         # Windows has no such signal handlers: Ctrl-C then cancels the task.
         with contextlib.suppress(NotImplementedError):
             loop.add_signal_handler(number, follower.stop)

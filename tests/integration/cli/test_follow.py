@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -270,3 +271,20 @@ def test_marks_for_table_of_removals_are_refused_at_start(
     command("follow", *words)
     _, errors = command("follow", *words, "--deletes", "mark", status=2)
     assert "deletes='mark'" in errors
+
+
+def test_signal_while_packages_are_imported_has_status_0(tmp_path: Path) -> None:
+    code = (
+        "import builtins, os, signal, sys\n"
+        "load = builtins.__import__\n"
+        "def stop(name, *given):\n"
+        "    if name.endswith('delta.follower.follower'):\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    return load(name, *given)\n"
+        "builtins.__import__ = stop\n"
+        "from nats_stream_source.cli.main import main\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    words = ("follow", "fleet", str(tmp_path / "fleet"), "--no-context")
+    ended = subprocess.run([sys.executable, "-c", code, *words], timeout=DEADLINE, check=False)
+    assert ended.returncode == 0

@@ -217,6 +217,21 @@ async def test_start_without_position_removes_rows_that_bucket_lacks(
     assert progress.keys == len(found)
 
 
+async def test_row_of_key_removed_without_marker_is_removed_by_reconcile(
+    followed: Followed, caplog: pytest.LogCaptureFixture
+) -> None:
+    followed.create(max_age=86_400 * 10**9)
+    followed.put("a=1", "b=1")
+    await followed.once()
+    buckets.api(followed.url, "STREAM.PURGE.KV_fleet", {"filter": "$KV.fleet.b"})
+    with caplog.at_level("WARNING"):
+        await followed.once()
+    assert "keys can be removed without a marker" in caplog.text
+    assert values(followed.table) == {"a": b"1", "b": b"1"}
+    progress = await followed.once(reconcile=True)
+    assert (values(followed.table), progress.rows) == ({"a": b"1"}, 0)
+
+
 async def test_start_without_position_keeps_rows_of_other_keys(followed: Followed) -> None:
     followed.create()
     followed.put("a=1", "b.x=1", "b.y=1")
@@ -374,11 +389,14 @@ async def test_consumer_deleted_after_stop(followed: Followed) -> None:
 # -- what it refuses ----------------------------------------------------------------------------
 
 
-async def test_position_of_other_keys_is_refused(followed: Followed) -> None:
+@pytest.mark.parametrize("options", [{"keys": "a"}, {"metaOnly": True}])
+async def test_position_of_other_rows_is_refused(
+    followed: Followed, options: dict[str, Any]
+) -> None:
     followed.create()
     await followed.once()
-    with pytest.raises(ConfigurationError, match="other keys, codecs or history"):
-        await followed.once(keys="a")
+    with pytest.raises(ConfigurationError, match="other keys, codecs, history or"):
+        await followed.once(**options)
 
 
 async def test_table_that_drops_positions_is_refused(followed: Followed) -> None:
