@@ -16,11 +16,12 @@ micro-batch is logged when it is planned, and becomes the query's position when 
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import pickle
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -89,7 +90,7 @@ class QueryDriver:
 
     Args:
         offsets: the offsets of the completed micro-batches of a query that restarts.
-        clock: the planner's clock in seconds, by which it spaces the polls of an idle query.
+        clock, sleep: the planner's, in seconds, by which it spaces the polls of an idle query.
         outage_timeout: seconds; 0 since most tests of servers that are away expect the error.
         last_now: returns the last sequence of the stream, for :attr:`MicroBatch.known`.
         empty_polls: empty polls after which the query is idle.
@@ -105,6 +106,7 @@ class QueryDriver:
         offsets: Iterable[OffsetJson] = (),
         *,
         clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         cores: int | None = None,
         outage_timeout: float = 0.0,
         last_now: Callable[[], int] = lambda: 0,
@@ -113,13 +115,16 @@ class QueryDriver:
         common = replace(options.common, outage_timeout=outage_timeout)
         options = replace(options, common=common)
         adapter = format_adapter(options)
-        # Here, since tests on Spark 4.0 and 4.1, which lack its interface, load this module.
+        # Here, since tests on Spark 4.0 and 4.1, which lack these interfaces, load this module.
+        from pyspark.sql.streaming.datasource import ReadAllAvailable
+
         from nats_stream_source.spark.readers import AdmissionReader
 
+        self._all = ReadAllAvailable()
         self._reader = AdmissionReader(adapter)
         runner = Runner(options.connection)
         self._reader._runner = runner
-        self._reader._planner = QueryPlanner(adapter, runner.connection, clock, cores=cores)
+        self._reader._planner = QueryPlanner(adapter, runner.connection, clock, sleep, cores=cores)
         self._last_now = last_now
         self._empty_polls = empty_polls
         self._started = False
@@ -144,9 +149,14 @@ class QueryDriver:
         """Return the start position of a query without a checkpoint."""
         return _through_json(self._reader.initialOffset())
 
-    def latest_offset(self, start: OffsetJson) -> OffsetJson:
-        """Return the end of the micro-batch after ``start``; ``start`` without new messages."""
-        return _through_json(self._reader.latestOffset(start, self._reader.getDefaultReadLimit()))
+    def latest_offset(self, start: OffsetJson, *, limited: bool = True) -> OffsetJson:
+        """Return the end of the micro-batch after ``start``; ``start`` without new messages.
+
+        Args:
+            limited: False as in ``Trigger.Once``, which requests all messages.
+        """
+        limit = self._reader.getDefaultReadLimit() if limited else self._all
+        return _through_json(self._reader.latestOffset(start, limit))
 
     def report_latest_offset(self) -> OffsetJson:
         """Return the end of the stream, as the last request for it found it."""
@@ -283,20 +293,39 @@ class QueryDriver:
 
 
 def new_query(
-    url: str, *, offset: OffsetJson | None = None, cores: int = 2, **options: Any
+    url: str,
+    *,
+    offset: OffsetJson | None = None,
+    cores: int = 2,
+    clock: Clock | None = None,
+    **options: Any,
 ) -> QueryDriver:
     """Return a query whose planner does not wait between polls.
 
     The planner's clock advances by a second with each call, so the planner never spaces its polls.
+    With a :class:`Clock`, time passes where it sleeps, and where the test says so.
     """
     ticks = itertools.count()
     return QueryDriver(
         _parsed({"servers": url, **options}),
         [] if offset is None else [offset],
-        clock=lambda: float(next(ticks)),
+        clock=clock or (lambda: float(next(ticks))),
+        sleep=asyncio.sleep if clock is None else clock.sleep,
         cores=cores,
         empty_polls=1,
     )
+
+
+class Clock:
+    """A clock that a planner and a test move on."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
 
 
 def sequences(records: Iterable[Record]) -> list[int]:

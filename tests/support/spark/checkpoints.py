@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nats_stream_source.connection.connection import ConnectionSettings
-from nats_stream_source.jetstream.reusable_connection import ReusableConnection
-from nats_stream_source.options import KvOptions, StreamOptions, kv_options, stream_options
-from nats_stream_source.rows.formats import format_adapter
 from nats_stream_source.rows.offsets import Offset
-from nats_stream_source.spark.planning.query_planner import QueryPlanner
+from tests.support.query_driver.driver import OffsetJson, new_query
 
 
 @dataclass
@@ -46,24 +41,8 @@ def ends(url: str, rows: Sequence[int | None], **given: str) -> list[Offset]:
 
     ``given`` are the query's options, of a bucket or of a stream.
     """
-
-    def planner_of(link: ReusableConnection, **limits: str) -> QueryPlanner:
-        options = {"servers": url, **given, **limits}
-        parsed: KvOptions | StreamOptions = (
-            kv_options(options) if "bucket" in given else stream_options(options)
-        )
-        return QueryPlanner(format_adapter(parsed), link)
-
-    async def work() -> list[Offset]:
-        link = ReusableConnection(ConnectionSettings(servers=(url,)))
-        try:
-            found = [await planner_of(link).initial_offset()]
-            for limit in rows:
-                limits = {} if limit is None else {"maxRowsPerTrigger": str(limit)}
-                planner = planner_of(link, **limits)
-                found.append(await planner.latest_offset(found[-1]))
-            return found[1:]
-        finally:
-            await link.drop()
-
-    return asyncio.run(work())
+    found: list[OffsetJson] = []
+    for limit in rows:
+        with new_query(url, maxRowsPerTrigger=limit, **given) as query:
+            found.append(query.latest_offset(found[-1] if found else query.initial_offset()))
+    return [Offset.parse(one) for one in found]

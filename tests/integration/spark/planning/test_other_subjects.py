@@ -11,8 +11,6 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
-from tests.integration.spark.planning.planners import planning
-from tests.support.event_loop import run
 from tests.support.nats.buckets import (
     api,
     bucket_config,
@@ -93,14 +91,11 @@ def test_source_with_transform_is_not_reported(
 
 
 def start(url: str, mode: str) -> None:
-    async def plan() -> None:
-        async with planning(url, "b") as planner:
-            await planner.initial_offset()
-
     if mode == "batch":
         read_batch(url, bucket="b")
-    else:
-        run(plan())
+        return
+    with new_query(url, bucket="b") as query:
+        query.initial_offset()
 
 
 LEFT_OUT = "messages of other subjects are left out"
