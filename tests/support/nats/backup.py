@@ -1,20 +1,12 @@
-"""Backup and restore of a stream through the JetStream API (STREAM.SNAPSHOT and STREAM.RESTORE).
-
-The functions here send the requests; natscli, the servers' command-line tool, does so in tests of
-its own where it is installed.
-"""
+"""Backup and restore of a stream through the JetStream API (STREAM.SNAPSHOT and STREAM.RESTORE)."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import shutil
-import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Protocol
 
-import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
@@ -40,26 +32,6 @@ def back_up(url: str, stream: str) -> Restore:
         subject = api(url, f"STREAM.RESTORE.{stream}", request)["deliver_subject"]
         restored = with_client(url, lambda client: _send(client, subject, chunks))
         assert restored["state"]["last_seq"] == described["state"]["last_seq"], restored
-
-    return restore
-
-
-def back_up_by_natscli(url: str, stream: str, directory: Path) -> Restore:
-    """As :func:`back_up`, by ``nats stream backup`` and ``nats stream restore``."""
-    natscli = shutil.which("nats")
-    if natscli is None:
-        pytest.skip("natscli is not installed; put `nats` on the PATH to restore with it")
-
-    def run(*arguments: str) -> None:
-        command = [natscli, "--server", url, "stream", *arguments]
-        subprocess.run(command, check=True, capture_output=True, timeout=_DEADLINE)
-
-    run("backup", "--no-progress", stream, str(directory))
-
-    def restore(absent: Callable[[], object] = lambda: None) -> None:
-        run("rm", "--force", stream)
-        absent()
-        run("restore", "--no-progress", str(directory))
 
     return restore
 

@@ -279,13 +279,6 @@ def Purge(scene: Scene, key: str) -> None:
 
 
 @action
-def Erase(scene: Scene, sequences: tuple[int, ...]) -> None:
-    """Delete messages by their sequences, which leaves gaps."""
-    for seq in sequences:
-        buckets.api(scene.url, f"STREAM.MSG.DELETE.{scene.stream}", {"seq": seq})
-
-
-@action
 def Drop(scene: Scene, seq: int) -> None:
     """Purge all messages before ``seq`` from the stream, as limits do."""
     buckets.api(scene.url, f"STREAM.PURGE.{scene.stream}", {"seq": seq})

@@ -28,7 +28,7 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError
 from nats_stream_source.jetstream.times import nanoseconds
-from tests.support.nats.backup import back_up, back_up_by_natscli, restore_changes_created
+from tests.support.nats.backup import back_up, restore_changes_created
 from tests.support.nats.buckets import api
 from tests.support.nats.store_files import keep_store
 from tests.support.oracle.row_check import Row
@@ -306,25 +306,6 @@ def test_stream_of_several_polled_during_its_restore(
             return
         after = {recorded.name: [*range(start, recorded.last + 1)]}
         assert restarted.read_sequences() == after | {other.name: [*range(1, AFTER + 1)]}
-
-
-@pytest.mark.parametrize("kind", ["kv", "stream"])
-def test_stream_restored_by_natscli(
-    shared_server: NatsServer, kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    recorded = RecordedStream(kind, shared_server.url).create()
-    recorded.write(FIRST)
-    with recorded.query() as query:
-        query.until(FIRST)
-        recorded.write(SECOND)
-        before = created(recorded)
-        back_up_by_natscli(recorded.url, recorded.stream, tmp_path / "backup")()
-        changed = created(recorded) != before
-        recorded.write(AFTER)
-        query.drain()
-    recorded.check(query.rows)
-    assert changed == restore_changes_created(recorded.url)
-    assert any("restored from a backup" in text for text in warnings(caplog)) == changed
 
 
 @pytest.mark.parametrize("kind", KINDS)

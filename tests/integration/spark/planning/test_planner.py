@@ -163,6 +163,7 @@ def test_consumer_seq_of_last_values_under_filters(
     with new_query(nats_server.url, bucket="b", keys=keys) as query:
         query.drain()
         assert (query.seq, query.offset["consumer_seq"]) == (24, count)
+        assert [row["revision"] > 18 for row in query.records] == [True] * count
 
 
 def test_idle_query_sends_few_requests_and_creates_no_consumer(

@@ -239,7 +239,7 @@ def test_limit_in_bytes(shared_server: NatsServer, name: str) -> None:
     url = shared_server.url
     create_stream(url, name)
     publish(url, ((f"{name}.a", bytes(1000), None) for _ in range(100)))
-    with new_query(url, stream=name, maxBytesPerTrigger="20k") as query:
+    with new_query(url, stream=name, maxBytesPerTrigger="20k", maxRowsPerTrigger=40) as query:
         batches = [batch.records for batch in query.drain()]
     assert [seq for batch in batches for seq in sequences(batch)] == list(range(1, 101))
     assert 10 <= max(map(len, batches)) <= 21

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -15,27 +16,31 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.support.nats.buckets import api, bucket_info
+from nats_stream_source.embedded import NatsServer
+from tests.support.nats.buckets import api, bucket_info, create_bucket, put_many
 from tests.support.nats.topology import (
     ADR19_API_PREFIX,
     ADR19_INBOX_PREFIX,
     adr19_server,
     hub_and_leaf,
 )
+from tests.support.query_driver.driver import new_query
 from tests.support.spark.scenario import (
     Create,
     Delete,
+    Do,
+    ExpectBatches,
     ExpectInitialThrough,
     ExpectNoConsumers,
     ExpectRows,
     Purge,
     Put,
+    PutMany,
     Run,
     Scene,
     Start,
     Stop,
     Wait,
-    WaitForBatch,
     play,
     read,
 )
@@ -153,89 +158,39 @@ def test_watch(
     )
 
 
-# Revisions:   1 a.x   2 a.y   3 b.x   4 a.x   5 c   6 DEL b.x   7 a.y.z
-KEYED = (
-    Put("a.x", "1"),
-    Put("a.y", "1"),
-    Put("b.x", "1"),
-    Put("a.x", "2"),
-    Put("c", "1"),
-    Delete("b.x"),
-    Put("a.y.z", "1"),
-)
-
-
-@pytest.mark.parametrize("history", [1, 5])
-@pytest.mark.parametrize(
-    ("keys", "first", "then"),
-    [
-        pytest.param("c", ("5 PUT c=1 initial",), ("9 PUT c=2",), id="a key"),
-        pytest.param(
-            "a.*",
-            ("2 PUT a.y=1 initial", "4 PUT a.x=2 initial"),
-            ("8 PUT a.x=3",),
-            id="a pattern",
-        ),
-        pytest.param(
-            "b.>, c,a.y.>",
-            ("5 PUT c=1 initial", "6 DEL b.x initial", "7 PUT a.y.z=1 initial"),
-            ("9 PUT c=2", "10 PURGE b.x"),
-            id="several patterns",
-        ),
-    ],
-)
-def test_keys(
-    scene: Scene, history: int, keys: str, first: tuple[str, ...], then: tuple[str, ...]
-) -> None:
-    play(
-        scene,
-        Create(history),
-        *KEYED,
-        Run({"keys": keys}),
-        ExpectRows(*first),
-        Put("a.x", "3"),
-        Put("c", "2"),
-        Purge("b.x"),
-        Put("d", "1"),
-        Run({"keys": keys}),
-        ExpectRows(*first, *then),
-        ExpectInitialThrough(7),
-        ExpectNoConsumers(),
-    )
-
-
 @pytest.mark.parametrize("history", [1, 5])
 @pytest.mark.parametrize("options", [{}, {"includeHistory": True}, {"updatesOnly": True}], ids=str)
-def test_empty_bucket(scene: Scene, history: int, options: dict[str, object]) -> None:
-    play(
-        scene,
-        Create(history),
-        Run(options),
-        ExpectRows(),
-        ExpectInitialThrough(0),
-        Put("a", "1"),
-        Put("b", "1"),
-        Run(options),
-        ExpectRows("1 PUT a=1", "2 PUT b=1"),
-        ExpectInitialThrough(0),
-    )
+def test_empty_bucket(
+    shared_server: NatsServer, name: str, history: int, options: dict[str, bool]
+) -> None:
+    url = shared_server.url
+    create_bucket(url, name, history)
+    with new_query(url, bucket=name, **options) as query:
+        assert query.read_new() == []
+        put_many(url, name, [("a", b"1"), ("b", b"1")])
+        found = [(row["revision"], row["initial"]) for row in query.read_new()]
+        assert found == [(1, False), (2, False)]
+        assert query.offset["initial_through"] == 0
 
 
-def test_updates_only_stopped_before_anything_came(scene: Scene) -> None:
-    updates = {"updatesOnly": True}
+def test_micro_batch_waits_for_rows(scene: Scene) -> None:
+    """Spark passes the minimum back to the source; ``planning/test_planner.py`` has the rule."""
+    options = {"includeHistory": True, "minRowsPerTrigger": 10}
     play(
         scene,
-        Create(5),
-        *HISTORY,
-        Start(updates),
-        WaitForBatch(0),
+        Create(64),
+        Put("a", "0"),
+        Start(options),
+        Wait(rows=1),
+        PutMany(9, keys=1),
+        Do(lambda _: time.sleep(1.5)),  # Spark polls many times
+        ExpectBatches((1,)),
+        PutMany(1, keys=1),
+        Wait(rows=11),
         Stop(),
-        *LATER,
-        Start(updates),
-        Wait(rows=3),
-        Stop(),
-        ExpectRows(*CHANGES),
-        ExpectInitialThrough(5),
+        Put("a", "10"),
+        Run(options),
+        ExpectBatches((1, 10, 1)),
     )
 
 
