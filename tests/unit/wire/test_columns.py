@@ -30,6 +30,7 @@ from nats_stream_source.wire.consumer.deliveries import (
 from nats_stream_source.wire.framing import scanner
 from nats_stream_source.wire.framing.frames import Framer, Frames
 from nats_stream_source.wire.headers import operations
+from tests.unit.wire.consumer.test_messages import INVALID_REPLIES
 from tests.unit.wire.framing.test_scanner import needs_compiled, run
 from tests.unit.wire.reference import streams
 from tests.unit.wire.reference.streams import using
@@ -176,27 +177,14 @@ def test_delivery_is_recognised(reply: bytes, delivery: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reply", "text"),
-    [
-        (b"$JS.ACK.S.C.1.2.3.4", "8 tokens"),
-        (b"$JS.ACK.S.C.1.2.3.4.5.6", "10 tokens"),
-        (b"$JS.ACK.S.C.1.x.3.4.5", "'x' is not an integer"),
-        (b"$JS.ACK.S.C.1.2.3.4.", "'' is not an integer"),
-        (b"$JS.ACK.S.C..2.3.4.5", "'' is not an integer"),
-        (b"$JS.ACK.S.C.1.-2.3.4.5", "'-2' is not an integer"),
-        (b"$JS.ACK.S.C.1.2.0x3.4.5", "'0x3' is not an integer"),
-        (b"$JS.ACK.S.C.1.9223372036854775808.3.4.5", "not an integer"),
-        (b"$JS.ACK.S.C.1.2.3.4.\xff", "not an integer"),
-        (b"$JS.ACK.D.A.S.C.1.2.3.4.x", "'x' is not an integer"),
-        (b"$JS.ACKS.S.C.1.2.3.4.5", "does not start with"),
-        (b"", "does not start with"),
-    ],
+    ("subject", "text"), [one for one in INVALID_REPLIES if one[1] != "name is empty"]
 )
-def test_bad_numbers(reply: bytes, text: str) -> None:
+def test_bad_numbers(subject: str, text: str) -> None:
+    reply = subject.encode(errors="surrogateescape")
     for replies in ([reply], [V1, V2, reply, V1]):
         with pytest.raises(ProtocolError, match=text) as caught:
             Deliveries.of(with_replies(*replies))
-        assert repr(reply.decode(errors="replace")) in str(caught.value)
+        assert repr(reply.decode(errors="replace"))[:100] in str(caught.value)
 
 
 @settings(max_examples=200, deadline=None)

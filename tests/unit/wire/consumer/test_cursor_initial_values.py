@@ -10,8 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nats_stream_source.wire.consumer.cursor import Coverage, Cursor, Rebuild, State
-from nats_stream_source.wire.consumer.deliveries import Deliveries, Delivery, encode_deliveries
-from nats_stream_source.wire.consumer.intake import HeldRows
 
 ENDLESS = 10**9
 
@@ -166,20 +164,3 @@ def test_initial_values_are_complete_in_spite_of_losses(
     assert len(kept) == len(set(kept)), "no row is kept twice"
     expected = {seq for seq in seqs if seq <= end}
     assert expected - gone <= set(kept) <= expected
-
-
-def test_held_rows_are_released_in_order() -> None:
-    def rows(*seqs: int) -> Deliveries:
-        return encode_deliveries("S", [Delivery("s", seq, 1, b"", b"%d" % seq) for seq in seqs])
-
-    held = HeldRows()
-    for one in (rows(30, 40), rows(20), rows(50, 60)):
-        held.add(one)
-    assert len(held) == 5
-    assert len(held.release(10)) == 0
-    released = held.release(50)
-    assert [released.payload(i) for i in range(len(released))] == [b"20", b"30", b"40", b"50"]
-    assert len(held) == 1
-    rest = held.release(60)
-    assert [rest.payload(i) for i in range(len(rest))] == [b"60"]
-    assert held.size == 0

@@ -164,13 +164,17 @@ def test_filter_of_consumer_selects_its_rows() -> None:
 
 
 def test_initial_values_behind_missing_one_are_held_back() -> None:
-    intake = reading(end=40, initial_through=40)
-    assert shown(intake.feed(frames(delivery(1, 10), delivery(3, 30), delivery(4, 40)))) == []
+    intake = reading(end=70, initial_through=70)
+    seqs = (0, 10, 20, 30, 40, 50, 60, 70)
+    first, second = ([delivery(i, seqs[i]) for i in some] for some in ((1, 3, 4, 6, 7), (1, 2, 3)))
+    assert shown(intake.feed(frames(*first))) == []
     assert shown(intake.rest()) == [[10]]
     assert intake.cursor.rebuilds == [Rebuild.GAP]
     intake.created()
-    assert shown(intake.feed(frames(delivery(1, 10), delivery(2, 20), delivery(3, 30)))) == []
-    assert shown(intake.rest()) == [[20, 30, 40]]
+    assert shown(intake.feed(frames(*second))) == []
+    assert shown(intake.rest()) == [[20, 30, 40]], "60 and 70 wait for 50"
+    assert shown(intake.feed(frames(*(delivery(i, seqs[i]) for i in (4, 5, 6))))) == []
+    assert shown(intake.rest()) == [[50, 60, 70]]
     assert intake.cursor.done
 
 

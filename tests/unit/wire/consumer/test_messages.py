@@ -45,28 +45,31 @@ def test_eleven_tokens_and_more(
 GOOD = "$JS.ACK.S.C.1.2.3.4.5"
 
 
-@pytest.mark.parametrize(
-    ("subject", "text"),
-    [
-        ("", "does not start"),
-        ("$js.ack.S.C.1.2.3.4.5", "does not start"),
-        ("$JS.ACK.", "3 tokens"),
-        ("$JS.ACK.S.C.1.2.3.4", "8 tokens"),
-        (f"{GOOD}.6", "10 tokens"),
-        ("$JS.ACK..C.1.2.3.4.5", "name is empty"),
-        ("$JS.ACK.S..1.2.3.4.5", "name is empty"),
-        ("$JS.ACK..h.S.C.1.2.3.4.5", "name is empty"),
-        ("$JS.ACK._.h.S..1.2.3.4.5", "name is empty"),
-        ("$JS.ACK.S.C.x.2.3.4.5", "'x' is not an integer"),
-        ("$JS.ACK.S.C.1.-2.3.4.5", "'-2' is not an integer"),
-        ("$JS.ACK.S.C.1.2.3.1_0.5", "not an integer"),
-        ("$JS.ACK.S.C.1.2.3.4.", "'' is not an integer"),
-        ("$JS.ACK.S.C.1.2.3.4.٣", "not an integer"),
-        ("$JS.ACK.S.C.1.2.3.4." + "9" * 5000, "not an integer"),
-        (f"$JS.ACK.S.C.1.{2**63}.3.4.5", "'9223372036854775808' is not an integer"),
-        ("$JS.ACK._.h.S.C.1.2.3.4.x", "not an integer"),
-    ],
-)
+INVALID_REPLIES = [
+    ("", "does not start"),
+    ("$js.ack.S.C.1.2.3.4.5", "does not start"),
+    ("$JS.ACKS.S.C.1.2.3.4.5", "does not start"),
+    ("$JS.ACK.", "3 tokens"),
+    ("$JS.ACK.S.C.1.2.3.4", "8 tokens"),
+    (f"{GOOD}.6", "10 tokens"),
+    ("$JS.ACK..C.1.2.3.4.5", "name is empty"),
+    ("$JS.ACK.S..1.2.3.4.5", "name is empty"),
+    ("$JS.ACK..h.S.C.1.2.3.4.5", "name is empty"),
+    ("$JS.ACK._.h.S..1.2.3.4.5", "name is empty"),
+    ("$JS.ACK.S.C.x.2.3.4.5", "'x' is not an integer"),
+    ("$JS.ACK.S.C.1.-2.3.4.5", "'-2' is not an integer"),
+    ("$JS.ACK.S.C.1.2.3.1_0.5", "not an integer"),
+    ("$JS.ACK.S.C.1.2.3.4.", "'' is not an integer"),
+    ("$JS.ACK.S.C.1.2.3.4.٣", "not an integer"),
+    ("$JS.ACK.S.C.1.2.3.4." + "9" * 5000, "not an integer"),
+    (f"$JS.ACK.S.C.1.{2**63}.3.4.5", "'9223372036854775808' is not an integer"),
+    ("$JS.ACK._.h.S.C.1.2.3.4.x", "not an integer"),
+    ("$JS.ACK.S.C.1.2.0x3.4.5", "'0x3' is not an integer"),
+    ("$JS.ACK.S.C.1.2.3.4.\udcff", "not an integer"),
+]
+
+
+@pytest.mark.parametrize(("subject", "text"), INVALID_REPLIES)
 def test_delivery_invalid(subject: str, text: str) -> None:
     with pytest.raises(ProtocolError, match=text):
         AckReply.parse(subject)
