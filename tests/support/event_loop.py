@@ -1,5 +1,7 @@
 """Event loops that close all their connections: for a coroutine, or for a server in a thread.
 
+:class:`Relay` is such a server, which stands between a client and another server.
+
 A socket that the garbage collector closes causes a ResourceWarning in the test that runs then. So a
 loop here tracks all its connections, also those without another reference, and closes them when it
 ends.
@@ -244,3 +246,43 @@ class ThreadServer:
             pass  # the other side closed the connection, or the test ended
         finally:
             writer.transport.abort()
+
+
+class Relay(ThreadServer):
+    """Passes connections on to ``target`` at ``host``; held, it lets nothing pass.
+
+    A subclass defines :meth:`_pass_up` and :meth:`_pass_down`, which wait for ``_open``.
+
+    Attributes:
+        connections: how many clients have connected, ``served`` how many of them are connected now.
+    """
+
+    def __init__(self, target: int, host: str = "127.0.0.1", listen: int = 0) -> None:
+        super().__init__(port=listen)
+        self._target = (host, target)
+        self.connections = self.served = 0
+        self._open = asyncio.Event()
+        self._open.set()
+
+    def hold(self) -> None:
+        """Keep all connections and what they carry, in order: what a slow network does."""
+        self._in_loop(self._open.clear)
+
+    def release(self) -> None:
+        self._in_loop(self._open.set)
+
+    async def _serve(self, down: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        up, to_server = await asyncio.open_connection(*self._target)
+        self.served += 1
+        try:
+            await until_one_ends(self._pass_up(down, to_server), self._pass_down(up, to_client))
+        finally:
+            self.served -= 1
+            to_server.transport.abort()
+
+    async def _pass_up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        raise NotImplementedError
+
+    async def _pass_down(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        raise NotImplementedError

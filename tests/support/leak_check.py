@@ -19,6 +19,7 @@ import logging
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -84,7 +85,7 @@ class Held:
             if isinstance(now, int):
                 left: Any = max(now - then, 0)
             elif field.name == "consumers" or len(now) > len(then):
-                left = _without(now, then)
+                left = list((Counter(now) - Counter(then)).elements())
             else:
                 left = None  # numbers and ids change where one has taken the place of another
             if left:
@@ -135,14 +136,6 @@ def _files() -> list[str]:
         with contextlib.suppress(OSError):  # the one that lists them, for one
             found.append(os.readlink(path))
     return found
-
-
-def _without(now: tuple[Any, ...], then: tuple[Any, ...]) -> list[Any]:
-    left = list(now)
-    for one in then:
-        with contextlib.suppress(ValueError):
-            left.remove(one)
-    return left
 
 
 class _Lost(logging.Handler):

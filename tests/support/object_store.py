@@ -87,7 +87,6 @@ class StoreProxy:
     Attributes:
         pause: seconds that a commit waits before it is forwarded.
         paused: how many did.
-        hold: commits are not forwarded; ``held`` is set when one has arrived.
         delay: commits are forwarded once ``resume`` is set; ``held`` is set when one has arrived.
         lose: this many commits are stored, and their responses lost.
         lost: how many were.
@@ -101,7 +100,6 @@ class StoreProxy:
         self.target = target.removeprefix("http://")
         self.pause = 0.0
         self.paused = 0
-        self.hold = False
         self.held = threading.Event()
         self.delay = False
         self.resume = threading.Event()
@@ -125,10 +123,6 @@ class _Handler(BaseHTTPRequestHandler):
         proxy = self.server.proxy
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         commit = self.command == "PUT" and _COMMIT.search(self.path)
-        if commit and proxy.hold:
-            proxy.held.set()
-            self.close_connection = True
-            return
         if commit and proxy.delay:
             proxy.held.set()
             proxy.resume.wait()

@@ -19,7 +19,6 @@ import contextlib
 import itertools
 import logging
 import random
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -105,11 +104,12 @@ class Writing(WriterThread):
     def wait(self, count: int) -> None:
         """Wait until ``count`` more writes are acknowledged."""
         target = len(self._workload.acknowledged) + count
-        deadline = time.monotonic() + DEADLINE
-        while len(self._workload.acknowledged) < target:
-            assert self.error is None, self.error
-            assert time.monotonic() < deadline, "nothing is acknowledged any more"
-            time.sleep(0.01)
+        wait_until(
+            lambda: self.error or len(self._workload.acknowledged) >= target,
+            f"{count} more writes are acknowledged",
+            DEADLINE,
+        )
+        assert self.error is None, self.error
 
     async def _write(self) -> None:
         async with buckets.connected_under_faults(self._urls) as client:

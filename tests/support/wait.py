@@ -7,30 +7,32 @@ import inspect
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 DEADLINE = 60.0  # seconds; only a failing test takes that long
 _INTERVAL = 0.01  # seconds
 
 
 def wait_until(
-    condition: Callable[[], Any],
+    condition: Callable[[], T | None],
     what: str,
     deadline: float = DEADLINE,
     *,
     alive: Callable[[], object] = lambda: None,
     seen: Callable[[], object] = lambda: "",
-) -> None:
-    """Poll ``condition`` until it returns a true value.
+) -> T:
+    """Poll ``condition`` until it returns a true value, and return that.
 
     Args:
         alive: called before each pause; raises when the condition can no longer become true.
     """
     end = time.monotonic() + deadline
-    while not condition():
+    while not (found := condition()):
         alive()
         assert time.monotonic() < end, _message(what, deadline, seen())
         time.sleep(_INTERVAL)
+    return found
 
 
 async def wait_until_async(

@@ -195,7 +195,7 @@ class Cluster:
 
     def meta_leader(self) -> NatsServer:
         """The server that decides where streams and consumers are placed."""
-        return self._once_led(lambda: self._meta_leader(), "a meta leader")
+        return self._once_led(self._meta_leader, "a meta leader")
 
     def _meta_leader(self) -> str:
         """The name of the meta leader, as the first server that runs reports it."""
@@ -236,43 +236,36 @@ class Cluster:
         return [self.servers[one["name"]] for one in replicas if one["name"] != report["leader"]]
 
     def step_down(self, stream: str) -> NatsServer:
-        before = self._leader(stream)
-
-        def leader() -> str:
-            if (found := str(self._report(stream).get("leader", ""))) != before:
-                return found
-            # An answer may get lost, and the old leader may be elected again.
-            with contextlib.suppress(*NO_ANSWER):
-                api(self._asked().url, f"STREAM.LEADER.STEPDOWN.{stream}", timeout=2)
-            return ""
-
-        return self._once_led(leader, f"another leader of {stream}")
+        return self._stepped_down(
+            self._leader(stream),
+            lambda: str(self._report(stream).get("leader", "")),
+            lambda: api(self._asked().url, f"STREAM.LEADER.STEPDOWN.{stream}", timeout=2),
+        )
 
     def step_down_meta(self) -> NatsServer:
-        before = self.name_of(self.meta_leader())
+        return self._stepped_down(
+            self.name_of(self.meta_leader()),
+            self._meta_leader,
+            lambda: api(with_user(self.url, "sys"), "META.LEADER.STEPDOWN", {}, timeout=2),
+        )
 
-        def leader() -> str:
-            if (found := self._meta_leader()) != before:
+    def _stepped_down(
+        self, before: str, leader: Callable[[], str], request: Callable[[], object]
+    ) -> NatsServer:
+        def other() -> str:
+            if (found := leader()) != before:
                 return found
-            # The response may be lost, and the server that is asked may report the new leader later
-            # than the others.
+            # A response may be lost, the old leader may be elected again, and the server that is
+            # asked may report the new leader later than the others.
             with contextlib.suppress(*NO_ANSWER):
-                api(with_user(self.url, "sys"), "META.LEADER.STEPDOWN", {}, timeout=2)
+                request()
             return ""
 
-        return self._once_led(leader, "another meta leader")
+        return self._once_led(other, f"another leader than {before}")
 
     def _once_led(self, leader: Callable[[], str], what: str) -> NatsServer:
         """Wait until ``leader`` returns the name of a server; that server."""
-        found = ""
-
-        def led() -> bool:
-            nonlocal found
-            found = leader()
-            return found in self.servers
-
-        wait_until(led, what)
-        return self.servers[found]
+        return wait_until(lambda: self.servers.get(leader()), what)
 
     def wait_current(self, stream: str) -> None:
         """Wait until every replica of ``stream`` has all that the leader has."""
@@ -291,9 +284,9 @@ class Cluster:
         responders".
         """
         self.wait_current(stream)
-        subjects = self._told(stream, "config", bool).get("subjects") or []
+        config = wait_until(lambda: self._report(stream, "config"), f"the config of {stream}")
         for server in filter(_runs, self.servers.values()):
-            for subject in subjects:
+            for subject in config.get("subjects") or []:
                 self.wait_writable(server.url, subject)
 
     def wait_writable(self, url: str, subjects: str) -> None:
@@ -306,20 +299,12 @@ class Cluster:
 
     def _led(self, stream: str) -> dict[str, Any]:
         """The stream's part of ``STREAM.INFO`` about the cluster, once there is a leader."""
-        return self._told(stream, "cluster", lambda report: bool(report.get("leader")))
 
-    def _told(
-        self, stream: str, part: str, ready: Callable[[dict[str, Any]], bool]
-    ) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        def led() -> dict[str, Any] | None:
+            report = self._report(stream)
+            return report if report.get("leader") else None
 
-        def there() -> bool:
-            nonlocal found
-            found = self._report(stream, part)
-            return ready(found)
-
-        wait_until(there, f"the {part} of {stream}")
-        return found
+        return wait_until(led, f"a leader of {stream}")
 
     def _report(self, stream: str, part: str = "cluster") -> dict[str, Any]:
         try:

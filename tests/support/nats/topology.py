@@ -21,7 +21,7 @@ from typing import Any
 import nats.errors
 
 from nats_stream_source.embedded import NatsServer, free_port
-from tests.support.event_loop import ThreadServer, until_one_ends
+from tests.support.event_loop import Relay
 from tests.support.nats.buckets import api, create_bucket
 from tests.support.nats.streams import create_stream, stream_state
 from tests.support.wait import wait_until
@@ -95,32 +95,10 @@ class ChangingServer:
 # Lines
 
 
-class Line(ThreadServer):
-    """A TCP line to ``target`` that can be held and released; a context manager.
+class Line(Relay):
+    """A TCP line to the port ``target``; a context manager."""
 
-    A held line keeps its connections and what they carry, in order: what a slow network does.
-    """
-
-    def __init__(self, target: int) -> None:
-        super().__init__()
-        self._target = target
-        self._open = asyncio.Event()
-        self._open.set()
-
-    def hold(self) -> None:
-        self._in_loop(self._open.clear)
-
-    def release(self) -> None:
-        self._in_loop(self._open.set)
-
-    async def _serve(self, down: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
-        up, to_server = await asyncio.open_connection("127.0.0.1", self._target)
-        try:
-            await until_one_ends(self._pass(down, to_server), self._pass(up, to_client))
-        finally:
-            to_server.transport.abort()
-
-    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pass_up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         rest = b""
         while data := await reader.read(65536):
             await self._open.wait()
@@ -128,6 +106,8 @@ class Line(ThreadServer):
             writer.write(self.changed(lines + end))
             await writer.drain()
         raise ConnectionResetError
+
+    _pass_down = _pass_up
 
     def changed(self, data: bytes) -> bytes:
         """What is sent in the place of ``data``, which ends with a line's end."""

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 from nats_stream_source.wire.framing.frames import Framer
 from nats_stream_source.wire.framing.parse import FrameKind
-from tests.support.event_loop import ThreadServer, until_one_ends
+from tests.support.event_loop import Relay
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def with_header(frame: bytes, name: bytes, value: bytes) -> bytes:
     return b" ".join([*words, *sizes]) + b"\r\n" + block + payload
 
 
-class Proxy(ThreadServer):
+class Proxy(Relay):
     """A loopback proxy to ``port``; a context manager.
 
     Args:
@@ -114,7 +114,6 @@ class Proxy(ThreadServer):
     Attributes:
         seen: all frames of the server; ``dropped``: those of it that did not come as they were.
         sent: all frames of the client; ``withheld``: those of it that did not come as they were.
-        connections: how many clients have connected, ``served`` how many of them are connected now.
     """
 
     def __init__(
@@ -128,8 +127,7 @@ class Proxy(ThreadServer):
         rate: float | None = None,
         keep: int | None = None,
     ) -> None:
-        super().__init__(port=listen)
-        self._target = (host, port)
+        super().__init__(port, host, listen)
         self.verdict: Verdict = verdict or _passes
         self.upward: Verdict = upward or _passes
         self.rate = rate
@@ -137,10 +135,7 @@ class Proxy(ThreadServer):
         self.dropped: list[bytes] = []
         self.sent: list[bytes] = []
         self.withheld: list[bytes] = []
-        self.connections = self.served = 0
         self._keep = keep
-        self._open = asyncio.Event()
-        self._open.set()
 
     @property
     def url(self) -> str:
@@ -148,15 +143,11 @@ class Proxy(ThreadServer):
 
     # -- what a test does and asks ----------------------------------------------------------------
 
+    freeze, thaw = Relay.hold, Relay.release
+
     def cut(self) -> None:
         """Reset all connections; new ones are served."""
         self._abort()
-
-    def freeze(self) -> None:
-        self._in_loop(self._open.clear)
-
-    def thaw(self) -> None:
-        self._in_loop(self._open.set)
 
     def asked(self, prefix: str) -> list[str]:
         """The subjects with ``prefix`` that clients have published to, in order."""
@@ -180,16 +171,6 @@ class Proxy(ThreadServer):
         return [subject.split(".")[5] for subject in asked]
 
     # -- connections ------------------------------------------------------------------------------
-
-    async def _serve(self, down: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        up, to_server = await asyncio.open_connection(*self._target)
-        self.served += 1
-        try:
-            await until_one_ends(self._pass_up(down, to_server), self._pass_down(up, to_client))
-        finally:
-            self.served -= 1
-            to_server.transport.abort()
 
     async def _pass_down(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         framer, way = Framer(), _Way(writer)

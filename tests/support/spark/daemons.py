@@ -30,19 +30,16 @@ class Process:
 
     def find(self, pattern: str) -> str:
         """The first group of ``pattern`` in the log, waited for."""
-        found: re.Match[str] | None = None
-
-        def logged() -> bool:
-            nonlocal found
-            found = re.search(pattern, self.log.read_text(errors="replace"))
-            return found is not None
 
         def alive() -> None:
             assert self.process.poll() is None, f"{self.name} ended: {self.log.read_text()}"
 
-        wait_until(logged, f"{pattern!r} in the log of {self.name}", DEADLINE, alive=alive)
-        assert found is not None
-        return found[1]
+        return wait_until(
+            lambda: re.search(pattern, self.log.read_text(errors="replace")),
+            f"{pattern!r} in the log of {self.name}",
+            DEADLINE,
+            alive=alive,
+        )[1]
 
     def kill(self) -> None:
         """End it and its executors, as by a crash of their machine."""

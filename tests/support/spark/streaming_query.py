@@ -7,12 +7,14 @@ again. Every other failure is raised.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+
+from tests.support.wait import wait_until
 
 _DEADLINE = 600  # seconds; only a query that hangs takes that long
 _ATTEMPTS = 10
@@ -22,7 +24,7 @@ def begin(start: Callable[[], StreamingQuery]) -> StreamingQuery:
     """What ``start`` starts, once its planner's process runs or it has failed otherwise."""
     for _ in range(_ATTEMPTS - 1):
         query = start()
-        _wait_for_planner(query)
+        wait_until(partial(_has_sources, query), "the query begins", _DEADLINE)
         error = query.exception()
         if error is None or "Python worker failed to connect back" not in str(error):
             return query
@@ -30,13 +32,10 @@ def begin(start: Callable[[], StreamingQuery]) -> StreamingQuery:
     return start()
 
 
-def _wait_for_planner(query: StreamingQuery) -> None:
-    deadline = time.monotonic() + _DEADLINE
+def _has_sources(query: StreamingQuery) -> bool:
     # Spark makes the sources, and their processes, under this status. It is another one as soon as
     # that is done, or when the error is known.
-    while query.status["message"].startswith("Initializing"):
-        assert time.monotonic() < deadline, "the query does not begin"
-        time.sleep(0.01)
+    return not query.status["message"].startswith("Initializing")
 
 
 def run_to_the_end(start: Callable[[], StreamingQuery]) -> None:
