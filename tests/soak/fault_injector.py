@@ -21,8 +21,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from nats_stream_source.embedded import NatsServer
-from tests.soak.collect import Events
 from tests.soak.servers import STREAMS, UNAVAILABLE, Servers
 from tests.soak.supervisor import DriverSupervisor
 from tests.support.oracle.evidence import Rollback
@@ -141,85 +139,6 @@ def _fault(chance: random.Random, at: float, lane: str, kind: str, clustered: bo
 
 
 _QUERY_TIMEOUT = 300.0  # seconds for all queries to read, or to fail, including a driver start
-
-
-class PowerLoss:
-    """Restarts a single server with its store of some seconds ago.
-
-    All queries have read beyond that store before, and writers are paused until all queries have
-    stopped: a stream that was rolled back, then grew past the checkpoint and superseded the message
-    at the checkpoint, cannot be distinguished from one that was not (``rows.data_loss``).
-    """
-
-    def __init__(
-        self,
-        servers: Servers,
-        events: Callable[[], Events],
-        generator: subprocess.Popen[bytes],
-        until: Callable[[Callable[[], bool], float], bool],
-    ) -> None:
-        self._servers = servers
-        self._events = events
-        self._generator = generator
-        self._until = until
-        (self._name,) = servers.servers
-        self.rollback: Rollback | None = None
-
-    def run(self, delay: Callable[[], object]) -> str:
-        """Copy the store, wait for ``delay``, then replace the store with the copy."""
-        older = self._servers.servers[self._name].store.with_name(f"{self._name}-older")
-        with self._writers_paused():
-            kept = self._last_sequences()
-            with self._server_down() as server:
-                shutil.copytree(server.store, older)
-            # Greater than ``kept`` if the server wrote markers of expired entries.
-            restarted_at = self._last_sequences()
-        delay()
-        if not self._until(lambda: self._read_beyond(restarted_at), _QUERY_TIMEOUT):
-            raise FaultNotInjectedError("not all queries have read beyond the copied store")
-        with self._writers_paused():
-            self.rollback = Rollback(time.time(), kept)
-            with self._server_down() as server:
-                shutil.rmtree(server.store)
-                older.rename(server.store)
-            stopped = self._until(
-                # The query of sites stops too if the server was away during a read.
-                lambda: restarted_at.keys() <= self._events().lost.keys(),
-                _QUERY_TIMEOUT,
-            )
-        return "all queries stopped" if stopped else "NOT all queries stopped"
-
-    @contextlib.contextmanager
-    def _writers_paused(self) -> Iterator[None]:
-        """Pause the generator; the server may still write markers."""
-        self._generator.send_signal(signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            self._generator.send_signal(signal.SIGCONT)
-
-    @contextlib.contextmanager
-    def _server_down(self) -> Iterator[NatsServer]:
-        self._servers.down.add(self._name)
-        server = self._servers.servers[self._name]
-        server.kill()
-        try:
-            yield server
-        finally:
-            self._servers.start(self._name)
-        self._servers.wait_healthy()
-
-    def _last_sequences(self) -> dict[str, int]:
-        return {
-            source: self._servers.call(f"STREAM.INFO.{stream}")["state"]["last_seq"]
-            for source, stream in STREAMS.items()
-        }
-
-    def _read_beyond(self, sequences: dict[str, int]) -> bool:
-        ends = self._events().ends
-        return all(ends.get(source, 0) > seq for source, seq in sequences.items())
-
-
 _INJECT_TIMEOUT = 30.0  # seconds to find an object of the fault
 _START_TIMEOUT = 120.0  # seconds to wait until a new driver reads
 
@@ -289,13 +208,13 @@ class FaultInjector:
         self._started_at = started_at
         self.rollback: Rollback | None = None
         self._kinds: dict[str, Callable[[Fault], str]] = {
-            "kill server": self._kill_server,
-            "kill leader": self._kill_server,
+            "kill server": self._kill,
+            "kill leader": self._kill,
+            "kill all servers": self._kill,
             "pause server": self._pause_server,
             "pause leader": self._pause_server,
             "restart server": self._restart_all,
             "rolling restart": self._restart_all,
-            "kill all servers": self._kill_all,
             "step down stream": self._step_down,
             "step down meta": self._step_down,
             "delete a consumer": self._delete_consumer,
@@ -330,23 +249,23 @@ class FaultInjector:
             raise FaultNotInjectedError(f"{stream} has no leader")
         return str(leader)
 
-    def _kill_server(self, fault: Fault) -> str:
-        return self._kill(fault, self._target(fault))
+    def _kill(self, fault: Fault) -> str:
+        names = [self._target(fault)] if fault.target else list(self._servers.servers)
+        with self._killed(*names):
+            self._stopped.wait(fault.seconds)
+        return " ".join(names)
 
-    def _kill_all(self, fault: Fault) -> str:
-        return self._kill(fault, *self._servers.servers)
-
-    def _kill(self, fault: Fault, *names: str) -> str:
+    @contextlib.contextmanager
+    def _killed(self, *names: str) -> Iterator[None]:
         servers = self._servers
         servers.down.update(names)
         try:
             for name in names:
                 servers.servers[name].kill()
-            self._stopped.wait(fault.seconds)
+            yield
         finally:
             for name in names:
                 servers.start(name)
-        return " ".join(names)
 
     def _pause_server(self, fault: Fault) -> str:
         name = self._target(fault)
@@ -372,11 +291,56 @@ class FaultInjector:
         return " ".join(servers.servers)
 
     def _power_loss(self, fault: Fault) -> str:
-        power = PowerLoss(self._servers, self._driver.events, self._generator, self._until_true)
+        """Restart the single server with its store of some seconds ago.
+
+        All queries have read beyond that store before, and writers are paused until all queries
+        have stopped: a stream that was rolled back, then grew past the checkpoint and superseded
+        the message at the checkpoint, cannot be distinguished from one that was not
+        (``rows.data_loss``).
+        """
+        ((name, server),) = self._servers.servers.items()
+        older = server.store.with_name(f"{name}-older")
+        with self._writers_paused():
+            kept = self._last_sequences()
+            with self._killed(name):
+                shutil.copytree(server.store, older)
+            self._servers.wait_healthy()
+            # Greater than ``kept`` if the server wrote markers of expired entries.
+            restarted_at = self._last_sequences()
+        self._stopped.wait(fault.seconds)
+        if not self._until_true(lambda: self._read_beyond(restarted_at), _QUERY_TIMEOUT):
+            raise FaultNotInjectedError("not all queries have read beyond the copied store")
+        with self._writers_paused():
+            self.rollback = Rollback(time.time(), kept)
+            with self._killed(name):
+                shutil.rmtree(server.store)
+                older.rename(server.store)
+            self._servers.wait_healthy()
+            stopped = self._until_true(
+                # The query of sites stops too if the server was away during a read.
+                lambda: restarted_at.keys() <= self._driver.events().lost.keys(),
+                _QUERY_TIMEOUT,
+            )
+        return "all queries stopped" if stopped else "NOT all queries stopped"
+
+    @contextlib.contextmanager
+    def _writers_paused(self) -> Iterator[None]:
+        """Pause the generator; the server may still write markers."""
+        self._generator.send_signal(signal.SIGSTOP)
         try:
-            return power.run(lambda: self._stopped.wait(fault.seconds))
+            yield
         finally:
-            self.rollback = power.rollback
+            self._generator.send_signal(signal.SIGCONT)
+
+    def _last_sequences(self) -> dict[str, int]:
+        return {
+            source: self._servers.call(f"STREAM.INFO.{stream}")["state"]["last_seq"]
+            for source, stream in STREAMS.items()
+        }
+
+    def _read_beyond(self, sequences: dict[str, int]) -> bool:
+        ends = self._driver.events().ends
+        return all(ends.get(source, 0) > seq for source, seq in sequences.items())
 
     def _until_true(self, condition: Callable[[], bool], seconds: float = _START_TIMEOUT) -> bool:
         end = time.monotonic() + seconds

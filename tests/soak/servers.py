@@ -131,30 +131,16 @@ class Servers(Cluster):
             wait_until(partial(self._healthy, stream), f"{stream} healthy", _RECOVERY_TIMEOUT)
 
     def _healthy(self, stream: str) -> bool:
-        report = self._report(stream)
-        if self._size == 1:
-            return self._responds(stream)
+        try:
+            report = self.call(f"STREAM.INFO.{stream}").get("cluster") or {}
+            for server in self.servers.values():
+                self.monitored(server, "healthz")  # 503 until it has recovered all streams
+        except UNAVAILABLE:
+            return False
         replicas = report.get("replicas") or []
-        return (
-            bool(report.get("leader"))
-            and len(replicas) == self._size - 1
-            and all(replica.get("current") and not replica.get("lag") for replica in replicas)
-            and all(map(self._recovered, self.servers.values()))
+        return len(replicas) == self._size - 1 and all(
+            replica.get("current") and not replica.get("lag") for replica in replicas
         )
-
-    def _recovered(self, server: NatsServer) -> bool:
-        """Whether a server reports that it has recovered all streams."""
-        try:
-            return bool(self.monitored(server, "healthz"))
-        except OSError:  # 503, or the port is still closed
-            return False
-
-    def _responds(self, stream: str) -> bool:
-        try:
-            self.call(f"STREAM.INFO.{stream}")
-        except Exception:  # any error: the caller retries until its timeout
-            return False
-        return True
 
     def _running_server(self) -> NatsServer:
         running = [server for name, server in self.servers.items() if name not in self.down]
