@@ -26,14 +26,13 @@ from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.stream_identity import KnownStream
-from nats_stream_source.options import Mode, kv_options, stream_options
 from nats_stream_source.rows import base
 from nats_stream_source.spark.runner import close_cached_runners
 from nats_stream_source.wire.columns import payloads
 from tests.support.nats.buckets import create_bucket, put_many
 from tests.support.proxy.fault_proxy import Proxy, Verdict
 from tests.support.query_driver.batch import read_batch
-from tests.support.query_driver.driver import QueryDriver
+from tests.support.query_driver.driver import new_query
 
 Row = dict[str, Any]
 
@@ -81,18 +80,9 @@ def deadline(seconds: float = HANG) -> Iterator[None]:
 
 def read(url: str, kind: str = "nats_kv", **options: Any) -> list[Row]:
     """Return all rows of one micro-batch, in the order of its splits."""
-    given = {"servers": url, "connectTimeout": "60", "requestTimeout": "60", **options}
-    strings = {name: str(value) for name, value in given.items()}
-    parse = kv_options if kind == "nats_kv" else stream_options
-    with contextlib.closing(QueryDriver(parse(strings, Mode.STREAMING))) as driver, deadline():
-        start = driver.initial_offset()
-        end = driver.latest_offset(start)
-        return [
-            row
-            for partition in driver.partitions(start, end)
-            for batch in driver.read_task(partition)
-            for row in batch.to_pylist()
-        ]
+    given = {"connectTimeout": 60, "requestTimeout": 60, **options}
+    with new_query(url, **given) as query, deadline():
+        return query.read().records if query.plan() else []
 
 
 def _short(patience: float) -> dict[str, Any]:
@@ -155,7 +145,7 @@ def _current(url: str, bucket: str, **options: Any) -> list[Row]:
 
 
 def _stream(url: str, bucket: str, **options: Any) -> list[Row]:
-    return read(url, "nats_stream", stream=f"KV_{bucket}", **options)
+    return read(url, stream=f"KV_{bucket}", **options)
 
 
 def _batch(url: str, bucket: str, **options: Any) -> list[Row]:

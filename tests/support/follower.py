@@ -89,6 +89,10 @@ class Query:
         return (row["bucket"], row["key"], row["revision"], value, bool(row.get("deleted")))
 
 
+def _message(bucket: str, event: Event, headers: dict[str, str] | None) -> buckets.Message:
+    return f"$KV.{bucket}.{event.key}", b"" if event.a is None else VALUES[event.a], headers
+
+
 class Writer(WriterThread):
     """Writes to buckets and keeps what was acknowledged."""
 
@@ -112,11 +116,7 @@ class Writer(WriterThread):
             for number in range(self._rng.randint(0, 8))
         ]
         messages = [
-            (
-                f"$KV.{bucket}.{event.key}",
-                b"" if event.a is None else VALUES[event.a],
-                buckets.DEL if event.op == "D" else None,
-            )
+            _message(bucket, event, buckets.DEL if event.op == "D" else None)
             for bucket, event in sent
         ]
         for (bucket, event), seq in zip(sent, buckets.publish(self._url, messages), strict=True):
@@ -331,14 +331,7 @@ class MixedWriter(WriterThread):
         made = [self._made(len(self.written) + one) for one in range(number)]
         sequences = buckets.publish(
             self._url,
-            [
-                (
-                    f"$KV.{self.bucket}.{event.key}",
-                    b"" if event.a is None else VALUES[event.a],
-                    headers,
-                )
-                for event, headers in made
-            ],
+            [_message(self.bucket, event, headers) for event, headers in made],
         )
         for (event, _), seq in zip(made, sequences, strict=True):
             self.written.append(event._replace(seq=seq))

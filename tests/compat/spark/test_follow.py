@@ -12,6 +12,7 @@ from typing import Any
 import pyspark
 import pytest
 from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
 
 from nats_stream_source.delta import follow
 from nats_stream_source.spark.session import is_connect
@@ -58,6 +59,13 @@ def merges(keys: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return merges
 
 
+def wait_for(key: str, keys: Path, query: StreamingQuery) -> None:
+    def merged() -> bool:
+        return any(key in one.read_text() for one in keys.iterdir())
+
+    wait_until(merged, "the entry", 180, seen=query.exception)
+
+
 def test_follow_has_asynchronous_logs(
     scene: Scene,
     tmp_path: Path,
@@ -72,12 +80,7 @@ def test_follow_has_asynchronous_logs(
     checkpoint = tmp_path / "checkpoint"
     query = follow(source.load(), "lake/fleet", checkpoint=str(checkpoint), deletes="mark")
     try:
-        wait_until(
-            lambda: any("a" in one.read_text() for one in keys.iterdir()),
-            "the entry",
-            180,
-            seen=query.exception,
-        )
+        wait_for("a", keys, query)
         progress = query.lastProgress
         if not is_connect(scene.spark):
             execution = query._jsq.streamingQuery().getClass().getSimpleName()
@@ -102,12 +105,7 @@ def test_stopped_query_starts_again(scene: Scene, tmp_path: Path, keys: Path) ->
         source = scene.spark.readStream.format(scene.format).options(**scene.source)
         query = follow(source.load(), "lake/fleet", checkpoint=str(tmp_path / "checkpoint"))
         try:
-            wait_until(
-                lambda key=f"k{number}": any(key in one.read_text() for one in keys.iterdir()),
-                "the entry",
-                180,
-                seen=query.exception,
-            )
+            wait_for(f"k{number}", keys, query)
         finally:
             query.stop()
         assert scene.spark.streams.active == []

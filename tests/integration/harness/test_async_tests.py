@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
+from tests.support.paths import ROOT
+from tests.support.program import ran
 
 CONFTEST = "from tests.conftest import pytest_asyncio_loop_factories\n"
 
@@ -47,18 +46,10 @@ def test_connection_left_open_is_error_of_its_test(tmp_path: Path) -> None:
         "asyncio_default_fixture_loop_scope = function\n"
         "filterwarnings = error\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rE", str(tmp_path)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    words = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rE", tmp_path)
+    done = ran(*words, cwd=tmp_path, status=1, PYTHONPATH=str(ROOT))
     lines = done.stdout.splitlines()
     errors = [line.split(" - ")[0] for line in lines if line.startswith("ERROR ")]
-    assert errors == [
-        "ERROR test_leaks.py::test_connection_left_open",
-    ]
+    assert errors == ["ERROR test_leaks.py::test_connection_left_open"]
     assert "AssertionError: the test left connections open" in done.stdout
     assert lines[-1].strip("= ").startswith("2 passed, 1 error"), done.stdout

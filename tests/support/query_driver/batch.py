@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from nats_stream_source.spark.reading.latest_values import CatchUpReader
 from nats_stream_source.spark.runner import close_cached_runners
 from tests.support.oracle.row_check import Row as OracleRow
 from tests.support.oracle.row_check import rows_of
-from tests.support.query_driver.driver import Each
+from tests.support.query_driver.driver import Each, texts
 from tests.support.recorded_stream import RecordedStream
 
 Row = dict[str, Any]
@@ -27,11 +28,7 @@ Row = dict[str, Any]
 
 def batch_reader(url: str, **options: Any) -> BatchReader:
     """Return the reader of ``nats_kv`` with an option of buckets, else that of ``nats_stream``."""
-    strings = {
-        name: str(value).lower() if isinstance(value, bool) else str(value)
-        for name, value in {"servers": url, **options}.items()
-    }
-    of_buckets = {"bucket", "buckets", "bucketPattern"} & strings.keys()
+    strings, of_buckets = texts(url, options)
     source = NatsKvDataSource if of_buckets else NatsStreamDataSource
     reader = source(strings).reader(StructType())
     assert isinstance(reader, BatchReader)
@@ -53,6 +50,13 @@ def rows_of_task(reader: BatchReader, task: NatsInputPartition) -> Iterator[Row]
 def read_batch(url: str, **options: Any) -> list[Row]:
     reader = batch_reader(url, **options)
     return [row for task in tasks_of(reader) for row in rows_of_task(reader, task)]
+
+
+def planned_batch(url: str, **options: Any) -> Callable[[], Iterator[Row]]:
+    """Plan a batch of one task, which each call of the result reads."""
+    reader = batch_reader(url, **options)
+    (task,) = tasks_of(reader)
+    return partial(rows_of_task, reader, task)
 
 
 def skip_catch_up(monkeypatch: pytest.MonkeyPatch) -> None:

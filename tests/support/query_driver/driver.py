@@ -306,14 +306,22 @@ def new_query(
     With a :class:`Clock`, time passes where it sleeps, and where the test says so.
     """
     ticks = itertools.count()
+    strings, of_buckets = texts(url, options)
+    parse = kv_options if of_buckets else stream_options
     return QueryDriver(
-        _parsed({"servers": url, **options}),
+        parse(strings, Mode.STREAMING),
         [] if offset is None else [offset],
         clock=clock or (lambda: float(next(ticks))),
         sleep=asyncio.sleep if clock is None else clock.sleep,
         cores=cores,
         empty_polls=1,
     )
+
+
+def read_all(url: str, **options: Any) -> list[Record]:
+    """The rows of a query of its own, until all messages are read."""
+    with new_query(url, **options) as query:
+        return query.read_new()
 
 
 class Clock:
@@ -342,15 +350,14 @@ def sequences_by_stream(records: Iterable[Record]) -> Sequences:
     return found
 
 
-def _parsed(options: dict[str, Any]) -> KvOptions | StreamOptions:
+def texts(url: str, options: dict[str, Any]) -> tuple[dict[str, str], bool]:
+    """The options as texts, without those that are None, and whether they are of buckets."""
     strings = {
         name: str(value).lower() if isinstance(value, bool) else str(value)
-        for name, value in options.items()
+        for name, value in {"servers": url, **options}.items()
         if value is not None
     }
-    if {"bucket", "buckets", "bucketPattern"} & strings.keys():
-        return kv_options(strings, Mode.STREAMING)
-    return stream_options(strings, Mode.STREAMING)
+    return strings, bool({"bucket", "buckets", "bucketPattern"} & strings.keys())
 
 
 def _through_json(offset: OffsetJson) -> OffsetJson:

@@ -28,14 +28,7 @@ from tests.support.nats.buckets import (
     put_many,
     with_client,
 )
-from tests.support.query_driver.batch import (
-    Row,
-    batch_reader,
-    read_batch,
-    rows_of_task,
-    skip_catch_up,
-    tasks_of,
-)
+from tests.support.query_driver.batch import Row, planned_batch, read_batch, skip_catch_up
 from tests.support.wait import wait_until
 
 Entry = tuple[str, str, int]  # key, operation, revision
@@ -139,14 +132,13 @@ def test_keys_that_are_overwritten_between_plan_and_read(
     create_bucket(url, bucket, history)
     put_many(url, bucket, [(key, b"1") for key in "abc"])
     for accepted in (False, True):
-        reader = batch_reader(url, bucket=bucket, asOfSequence=3, failOnDataLoss=not accepted)
-        (task,) = tasks_of(reader)
+        read = planned_batch(url, bucket=bucket, asOfSequence=3, failOnDataLoss=not accepted)
         put_many(url, bucket, [("b", b"2")] * history)
         if accepted:
-            assert [row["key"] for row in rows_of_task(reader, task)] == ["a", "c"]
+            assert [row["key"] for row in read()] == ["a", "c"]
             continue
         with pytest.raises(DataLossError, match=r"of 1 keys \('b'\).*failOnDataLoss=false"):
-            list(rows_of_task(reader, task))
+            list(read())
 
 
 @pytest.mark.parametrize("operation", [put, purge])
@@ -185,8 +177,7 @@ def test_keys_that_are_made_while_later_ones_are_read(
     url = shared_server.url
     create_bucket(url, bucket, history)
     put_many(url, bucket, [("z", b"")] * 6 + [("a", b"1"), ("a", b"2"), ("b", b"1")])
-    reader = batch_reader(url, bucket=bucket, asOfSequence=9)
-    (task,) = tasks_of(reader)
+    read = planned_batch(url, bucket=bucket, asOfSequence=9)
     put_many(url, bucket, [("a", b"3"), ("c", b"1"), ("c", b"2"), ("c", b"3")])
     looks: list[int] = []
 
@@ -200,9 +191,9 @@ def test_keys_that_are_made_while_later_ones_are_read(
     if history == 2:
         # It may have had more revisions, and one of them in time.
         with pytest.raises(DataLossError, match=r"of 1 keys \('c'\)"):
-            list(rows_of_task(reader, task))
+            list(read())
     else:
-        assert [row["revision"] for row in rows_of_task(reader, task)] == [6, 8, 9]
+        assert [row["revision"] for row in read()] == [6, 8, 9]
         assert looks.pop() == 3  # after the values
     assert looks == [0, 1, 2]
 
@@ -247,11 +238,10 @@ def test_age_limit_reached_after_plan(
     create_bucket(url, bucket, history, max_age=3_000_000_000)
     put_many(url, bucket, [("a", b"1"), ("b", b"1")])
     only = {"keys": keys} if keys else {}
-    reader = batch_reader(url, bucket=bucket, asOfSequence=2, **only)
-    (task,) = tasks_of(reader)
+    read = planned_batch(url, bucket=bucket, asOfSequence=2, **only)
     wait_until(lambda: bucket_state(url, bucket)["messages"] == 0, "both are gone")
     with pytest.raises(DataLossError, match=r"without a trace \(max_age\)"):
-        list(rows_of_task(reader, task))
+        list(read())
 
 
 def test_bucket_full_has_dropped_revisions(shared_server: NatsServer, bucket: str) -> None:

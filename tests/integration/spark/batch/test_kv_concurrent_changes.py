@@ -30,6 +30,7 @@ from tests.support.nats.buckets import (
 )
 from tests.support.query_driver.batch import (
     batch_reader,
+    planned_batch,
     read_batch,
     revisions,
     rows_of_task,
@@ -121,14 +122,13 @@ def test_keys_that_come_and_go_meanwhile(
     url = shared_server.url
     create_bucket(url, bucket, deny_delete=False)
     put_many(url, bucket, [(key, b"1") for key in "abcdef"])
-    reader = batch_reader(url, bucket=bucket)
-    (task,) = tasks_of(reader)
+    read = planned_batch(url, bucket=bucket)
     put(url, bucket, "a", b"2")
     put(url, bucket, "new", b"1")
     api(url, f"STREAM.PURGE.KV_{bucket}", {"filter": f"$KV.{bucket}.b"})
     delete(url, bucket, "c")
     if pauses:
-        rows = list(rows_of_task(reader, task))
+        rows = list(read())
         assert [row["key"] for row in rows] == ["d", "e", "f", "a", "new", "c"]
         return
     put(url, bucket, "d", b"2")
@@ -142,7 +142,7 @@ def test_keys_that_come_and_go_meanwhile(
 
     skip_catch_up(monkeypatch)
     monkeypatch.setattr(latest_values, "list_subjects", then_removed)
-    rows = list(rows_of_task(reader, task))
+    rows = list(read())
     assert [(row["key"], row["operation"]) for row in rows] == [
         ("e", "PUT"),
         ("f", "PUT"),
@@ -152,7 +152,7 @@ def test_keys_that_come_and_go_meanwhile(
     ]
     assert next(row for row in rows if row["key"] == "a")["value"] == b"2"
     # A second attempt of the task returns the same rows.
-    assert revisions(list(rows_of_task(reader, task))) == revisions(rows)
+    assert revisions(list(read())) == revisions(rows)
 
 
 def test_keys_overtaken_and_removed_while_read(shared_server: NatsServer, bucket: str) -> None:
@@ -160,10 +160,9 @@ def test_keys_overtaken_and_removed_while_read(shared_server: NatsServer, bucket
     url = shared_server.url
     create_bucket(url, bucket)
     put_many(url, bucket, [(key, b"1") for key in "abc"])
-    reader = batch_reader(url, bucket=bucket)
-    (task,) = tasks_of(reader)
+    read = planned_batch(url, bucket=bucket)
     put(url, bucket, "b", b"2")
-    rows = rows_of_task(reader, task)
+    rows = read()
     found = [next(rows)]
     api(url, f"STREAM.PURGE.KV_{bucket}", {"filter": f"$KV.{bucket}.c"})
     found += rows
@@ -179,13 +178,11 @@ def test_values_that_were_overtaken_obey_options(
     url = shared_server.url
     create_bucket(url, bucket, 2)
     put_many(url, bucket, [("a", b"1"), ("b", b"1"), ("c", b"1")])
-    reader = batch_reader(
-        url, bucket=bucket, metaOnly=True, ignoreDeletes=True, includeHeaders=True, keys="a,b"
-    )
-    (task,) = tasks_of(reader)
+    given = {"metaOnly": True, "ignoreDeletes": True, "includeHeaders": True, "keys": "a,b"}
+    read = planned_batch(url, bucket=bucket, **given)
     put_many(url, bucket, [("a", b"22"), ("c", b"22")])
     delete(url, bucket, "b")
-    (row,) = rows_of_task(reader, task)
+    (row,) = read()
     assert (row["key"], row["value"], row["revision"]) == ("a", None, 4)
     # A headers-only consumer sets this header too.
     assert dict(row["headers"])["Nats-Msg-Size"] == ["2"]
@@ -200,9 +197,8 @@ def test_consumer_lost_while_read(
     create_bucket(url, bucket, history)
     # More than the server sends before the reader reads.
     put_many(url, bucket, ((f"k{i}", bytes(4096)) for i in range(15_000)))
-    reader = batch_reader(url, bucket=bucket)
-    (task,) = tasks_of(reader)
-    rows = rows_of_task(reader, task)
+    read = planned_batch(url, bucket=bucket)
+    rows = read()
     found = [next(rows)]
     put_many(url, bucket, [(f"k{i}", b"new") for i in (0, 1, 14_998, 14_999)] * history)
     (consumer,) = consumers(url, bucket)
@@ -222,13 +218,12 @@ def test_bucket_recreated_or_deleted_while_read(shared_server: NatsServer, bucke
     for history in (1, 2):
         create_bucket(url, bucket, history)
         put_many(url, bucket, [("a", b"1")] * 3)
-        reader = batch_reader(url, bucket=bucket)
-        (task,) = tasks_of(reader)
+        read = planned_batch(url, bucket=bucket)
         delete_bucket(url, bucket)
         create_bucket(url, bucket, history)
         put_many(url, bucket, [("a", b"1")] * 4)
         with pytest.raises(DataLossError, match="re-created"):
-            list(rows_of_task(reader, task))
+            list(read())
         delete_bucket(url, bucket)
     with pytest.raises(BucketNotFoundError, match=r"'bucket'"):
         read_batch(url, bucket=bucket)
@@ -241,9 +236,8 @@ def test_ttl_uncovers_older_value(shared_server: NatsServer, bucket: str) -> Non
     older = put(url, bucket, "a", b"older")
     put_many(url, bucket, ((f"k{i}", bytes(5000)) for i in range(6000)))
     put(url, bucket, "a", b"newer", {"Nats-TTL": "2s"})
-    reader = batch_reader(url, bucket=bucket)
-    (task,) = tasks_of(reader)
-    found = rows_of_task(reader, task)
+    read = planned_batch(url, bucket=bucket)
+    found = read()
     rows = [next(found)]
 
     def last_sequence() -> int:

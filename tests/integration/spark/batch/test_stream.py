@@ -23,7 +23,14 @@ from nats_stream_source.rows.start_position import resolve_start
 from nats_stream_source.spark.planning import batch_planner
 from tests.support.nats.buckets import api, publish
 from tests.support.nats.streams import create_stream
-from tests.support.query_driver.batch import Row, batch_reader, read_batch, rows_of_task, tasks_of
+from tests.support.query_driver.batch import (
+    Row,
+    batch_reader,
+    planned_batch,
+    read_batch,
+    rows_of_task,
+    tasks_of,
+)
 
 
 @pytest.fixture
@@ -157,13 +164,11 @@ def test_messages_written_after_planning(shared_server: NatsServer, stream: str)
     url = shared_server.url
     create_stream(url, stream, max_msgs_per_subject=1)
     fill(url, stream, "abc")
-    reader = batch_reader(url, stream=stream, deliverPolicy="last_per_subject")
-    (last,) = tasks_of(reader)
-    everything = batch_reader(url, stream=stream, filterSubjects=f"{stream}.b")
-    (task,) = tasks_of(everything)
+    last = planned_batch(url, stream=stream, deliverPolicy="last_per_subject")
+    everything = planned_batch(url, stream=stream, filterSubjects=f"{stream}.b")
     fill(url, stream, "ad")
-    assert sequences(list(rows_of_task(everything, task))) == [2]
-    assert sequences(list(rows_of_task(reader, last))) == [2, 3, 4, 5]
+    assert sequences(list(everything())) == [2]
+    assert sequences(list(last())) == [2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(

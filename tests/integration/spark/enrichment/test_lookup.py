@@ -31,7 +31,7 @@ from nats_stream_source.spark.enrichment.entries import Lookup, with_entries
 from nats_stream_source.spark.runner import close_cached_runners
 from nats_stream_source.wire.codec import encode_key, encode_value
 from tests.support.nats.buckets import create_bucket, delete, purge, put, put_many
-from tests.support.nats.topology import with_user
+from tests.support.nats.topology import configured_server, with_user
 from tests.support.spark.streaming_query import run_to_the_end
 
 pytestmark = pytest.mark.servers
@@ -184,7 +184,7 @@ def test_min_last_revision_is_awaited(shared_server: NatsServer) -> None:
     writer.join()
 
 
-def test_permissions(tmp_path: Path) -> None:
+def test_permissions() -> None:
     """Without the permission for Direct Get, the leader is requested for each key."""
     api_subjects = [f"$JS.API.{name}.KV_fleet" for name in ("STREAM.INFO", "STREAM.MSG.GET")]
     many = "$JS.API.DIRECT.GET.KV_fleet"
@@ -194,13 +194,8 @@ def test_permissions(tmp_path: Path) -> None:
         f"{{publish: {json.dumps(subjects)}, subscribe: ['_INBOX.>']}}}}"
         for user, subjects in users.items()
     ]
-    config = tmp_path / "users.conf"
-    config.write_text(
-        "jetstream: enabled\nauthorization { users: [\n{user: all, password: p}\n"
-        + "\n".join(lines)
-        + "\n] }\n"
-    )
-    with NatsServer(config=config) as server:
+    config = "jetstream: enabled\nauthorization { users: [\n{user: all, password: p}\n"
+    with configured_server(config + "\n".join(lines) + "\n] }\n") as server:
         url = with_user(server.url, "all", "p")
         create_bucket(url, "fleet")
         put_many(url, "fleet", [("a", b"1"), ("b", b"2")])

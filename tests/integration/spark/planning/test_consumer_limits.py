@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +16,8 @@ from nats_stream_source.jetstream.ordered.request import RangeRequest
 from nats_stream_source.rows import base
 from tests.support.nats.buckets import api, publish
 from tests.support.nats.streams import create_stream
-from tests.support.query_driver.driver import new_query, sequences
+from tests.support.nats.topology import configured_server
+from tests.support.query_driver.driver import new_query, read_all, sequences
 from tests.support.wait import wait_until
 
 COUNT = 500
@@ -77,10 +78,8 @@ def test_limit_count_needs_consumers(shared_server: NatsServer, filters: str | N
 
 
 @pytest.fixture
-def account(tmp_path: Path) -> Any:
-    config = tmp_path / "server.conf"
-    config.write_text(ACCOUNT)
-    with NatsServer(config=config) as server:
+def account() -> Iterator[NatsServer]:
+    with configured_server(ACCOUNT) as server:
         yield server
 
 
@@ -100,8 +99,7 @@ def test_query_waits_for_room_in_account(
     room = threading.Thread(target=make_room)
     room.start()
     try:
-        with new_query(url, stream="S") as query:
-            assert sequences(query.read_new()) == ALL
+        assert sequences(read_all(url, stream="S")) == ALL
     finally:
         room.join()
     assert refused()
@@ -113,9 +111,6 @@ def test_account_without_room_fails(account: NatsServer, monkeypatch: pytest.Mon
     monkeypatch.setattr(base, "RangeRequest", partial(RangeRequest, attempts=2))
     url = fill(account, "S")
     take(url, "S")
-    with (
-        new_query(url, stream="S") as query,
-        pytest.raises(ConsumerLimitError, match=r"10026\).*'max_consumers'") as raised,
-    ):
-        query.read_new()
+    with pytest.raises(ConsumerLimitError, match=r"10026\).*'max_consumers'") as raised:
+        read_all(url, stream="S")
     assert raised.value.code == 400

@@ -189,14 +189,9 @@ def test_entries_of_mirror_age_out_before_they_are_read(nats_server: NatsServer)
 
 
 def mirror_config(name: str, origin: str) -> dict[str, Any]:
-    return {
-        "name": f"KV_{name}",
-        "mirror": {"name": f"KV_{origin}"},
-        "max_msgs_per_subject": 5,
-        "allow_direct": True,
-        "allow_rollup_hdrs": True,
-        "deny_delete": True,
-    }
+    config = bucket_config(name, 5, mirror={"name": f"KV_{origin}"})
+    del config["subjects"]
+    return config
 
 
 @pytest.mark.servers
@@ -269,6 +264,4 @@ def test_mirror_promoted_with_other_subjects_is_data_loss(
 
 
 def promote(url: str, subject: str) -> None:
-    config = mirror_config("m", "a")
-    del config["mirror"]
-    api(url, "STREAM.UPDATE.KV_m", {**config, "subjects": [subject]})
+    api(url, "STREAM.UPDATE.KV_m", bucket_config("m", 5, subjects=[subject]))

@@ -15,32 +15,20 @@ from nats_stream_source.errors import (
     NoMatchingStreamError,
     OffsetError,
 )
-from nats_stream_source.jetstream.ordered import reader as ordered_reader
 from nats_stream_source.jetstream.times import nanoseconds
-from tests.integration.spark.reading.streams import erase, fill, read
-from tests.support.nats import buckets
+from tests.integration.spark.reading.streams import both_ways, erase, fill, read
 from tests.support.nats.buckets import api, publish
 from tests.support.nats.streams import create_stream, stream_state
-from tests.support.nats.topology import wait_for_seq
 from tests.support.query_driver.driver import new_query, sequences
-from tests.support.wait import wait_until
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
-@pytest.fixture(params=["small ranges", "consumers"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways in which a range is read."""
-    if request.param == "consumers":
-        monkeypatch.setattr(ordered_reader, "MAX_SEQUENCES", 0)
-    return str(request.param)
-
-
-def test_row_of_message(shared_server: NatsServer, name: str, way: str) -> None:
+def test_row_of_message(shared_server: NatsServer, name: str) -> None:
     url = shared_server.url
     created = create_stream(url, name)["created"]
     publish(url, [(f"{name}.a.b", b"\x00\xff", None), (f"{name}.c", b"", {"A": "1"})])
-    first, second = read(url, name)
+    first, second = both_ways(url, stream=name)
     now = datetime.now(timezone.utc)
     assert first["timestamp"] <= second["timestamp"] <= now
     assert first == {
@@ -52,43 +40,6 @@ def test_row_of_message(shared_server: NatsServer, name: str, way: str) -> None:
         "stream_created": EPOCH + timedelta(microseconds=nanoseconds(created) // 1000),
     }
     assert (second["subject"], second["data"], second["sequence"]) == (f"{name}.c", b"", 2)
-
-
-# Not 0x7F: under a wildcard, nats-server 2.15.1 loses subjects with that byte.
-SUBJECTS = [b"x.a", "x.ü.日".encode(), b"x.\xff\xfe", b"x.>", b"x.*", b"x.a>b", b"x.\x01", b"y"]
-
-
-@pytest.mark.parametrize("pattern", [None, "{}.x.>", "{}.x.*", "{}.x.ü.日", "{}.x.a"])
-def test_unusual_subjects(shared_server: NatsServer, name: str, pattern: str | None) -> None:
-    """Whatever the server takes can be read, and both ways of reading give the same."""
-    url = shared_server.url
-    create_stream(url, name)
-    _publish_raw(shared_server, name.encode(), SUBJECTS)
-    wait_for_seq(url, name, 1)
-    wait_until(lambda: _settled(url, name), "all that the server takes")
-    filters = None if pattern is None else pattern.format(name)
-    found = read(url, name, filterSubjects=filters)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ordered_reader, "MAX_SEQUENCES", 0)
-        assert read(url, name, filterSubjects=filters) == found
-    assert found or pattern
-    if pattern is None:
-        assert f"{name}.x.\ufffd\ufffd" in [row["subject"] for row in found]
-
-
-def _publish_raw(server: NatsServer, prefix: bytes, subjects: list[bytes]) -> None:
-    async def work(client: Any) -> None:
-        for subject in subjects:
-            client._transport.write(b"PUB %s.%s 1\r\nv\r\n" % (prefix, subject))
-        await client.flush()
-
-    buckets.with_client(server.url, work)
-
-
-def _settled(url: str, name: str) -> bool:
-    """Whether the stream has all earlier messages: its last message shows it."""
-    publish(url, [(f"{name}.end", b"", None)])
-    return bool(stream_state(url, name)["messages"] > 1)
 
 
 BEGINNINGS: dict[str, tuple[dict[str, Any], list[int], list[int]]] = {
@@ -154,15 +105,11 @@ def test_query_stays_with_its_stream(shared_server: NatsServer, name: str) -> No
         offset = query.offset
     api(url, f"STREAM.UPDATE.{name}", {"name": name, "subjects": [f"{name}.2"]})
     create_stream(url, f"{name}B", f"{name}.1")
-    with (
-        pytest.raises(
-            OffsetError, match=f"of stream {name}, .* reads {name}B .*'stream' and 'subject'"
-        ),
-        new_query(url, offset=offset, subject=f"{name}.1") as query,
+    with pytest.raises(
+        OffsetError, match=f"of stream {name}, .* reads {name}B .*'stream' and 'subject'"
     ):
-        query.read_new()
-    with new_query(url, stream=name, offset=offset, filterSubjects=f"{name}.1") as query:
-        assert query.read_new() == []
+        read(url, None, offset=offset, subject=f"{name}.1")
+    assert read(url, name, offset=offset, filterSubjects=f"{name}.1") == []
 
 
 def test_stream_subjects_changed(shared_server: NatsServer, name: str) -> None:
@@ -208,8 +155,7 @@ def test_last_message_of_former_subject_expires(shared_server: NatsServer, name:
         publish(url, [(f"{name}.new", b"", None)])
         assert query.read_new() == []
         offset = query.offset
-    with new_query(url, stream=name, offset=offset, **given) as query:
-        assert query.read_new() == []
+    assert read(url, name, offset=offset, **given) == []
 
 
 @pytest.mark.parametrize("direct", [False, True])
@@ -256,11 +202,8 @@ def test_messages_aged_out_before_first_row(
     with new_query(url, stream=name, deliverPolicy=policy) as query:
         offset = query.offset
     fill(url, name, 10)
-    with (
-        pytest.raises(DataLossError, match=f"{offset['stream_seq'] + 1} to"),
-        new_query(url, stream=name, offset=offset, deliverPolicy=policy) as query,
-    ):
-        query.read_new()
+    with pytest.raises(DataLossError, match=f"{offset['stream_seq'] + 1} to"):
+        read(url, name, offset=offset, deliverPolicy=policy)
 
 
 @pytest.mark.parametrize("kept", [-1, 2])

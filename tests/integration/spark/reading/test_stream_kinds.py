@@ -8,8 +8,7 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import StreamNotFoundError, UnsupportedStreamError
-from tests.integration.spark.reading.streams import fill, read
-from tests.integration.spark.reading.test_small_range import both_ways
+from tests.integration.spark.reading.streams import both_ways, fill, read
 from tests.support.nats import buckets
 from tests.support.nats.buckets import api, publish, put_many
 from tests.support.nats.streams import create_stream, stream_state
@@ -135,7 +134,7 @@ def test_origin_of_entries_of_aggregate_bucket(shared_server: NatsServer, name: 
     }
     for found in (
         read_batch(url, bucket=name, includeOrigin=True),
-        both_ways(lambda: new_query(url, bucket=name, includeOrigin=True)),
+        both_ways(url, bucket=name, includeOrigin=True),
     ):
         rows = [(row["key"], row["operation"], *_origin(row)) for row in found]
         assert len(rows) == len(expected)

@@ -20,7 +20,7 @@ from nats_stream_source.rows.base import StreamView
 from nats_stream_source.spark.planning.stream_states import StreamStates
 from tests.support.nats.buckets import create_bucket, delete_bucket, publish, put, put_many
 from tests.support.nats.streams import create_stream
-from tests.support.query_driver.driver import new_query
+from tests.support.query_driver.driver import new_query, read_all
 
 pytestmark = pytest.mark.servers
 
@@ -170,16 +170,10 @@ def test_bucket_deleted_between_poll_and_plan(
 
 
 def test_listed_bucket_that_does_not_exist(sites: str, caplog: pytest.LogCaptureFixture) -> None:
-    with (
-        new_query(sites, buckets="site-1,site-9") as query,
-        pytest.raises(BucketNotFoundError, match=r"buckets=site-1,site-9.*site-9"),
-    ):
-        query.read_sequences()
-    with (
-        new_query(sites, streams="nothing") as query,
-        pytest.raises(StreamNotFoundError, match="streams=nothing"),
-    ):
-        query.read_sequences()
+    with pytest.raises(BucketNotFoundError, match=r"buckets=site-1,site-9.*site-9"):
+        read_all(sites, buckets="site-1,site-9")
+    with pytest.raises(StreamNotFoundError, match="streams=nothing"):
+        read_all(sites, streams="nothing")
 
 
 def test_pattern_without_match_waits_and_logs_once(
@@ -208,11 +202,8 @@ def test_stream_that_cannot_be_read_again_is_error_that_names_it(
     url = nats_server.url
     create_stream(url, "ok", "ok")
     create_stream(url, "jobs", "jobs", retention="workqueue")
-    with (
-        new_query(url, streamPattern=".*") as query,
-        pytest.raises(UnsupportedStreamError, match="jobs"),
-    ):
-        query.read_sequences()
+    with pytest.raises(UnsupportedStreamError, match="jobs"):
+        read_all(url, streamPattern=".*")
 
 
 # -- checkpoints ---------------------------------------------------------------------------------
@@ -231,21 +222,15 @@ def test_checkpoint_of_one_bucket_continues_in_set(sites: str) -> None:
 def test_checkpoint_of_several_buckets_is_refused_by_one(sites: str) -> None:
     with new_query(sites, buckets="site-1,site-2") as query:
         query.read_sequences()
-    with (
-        new_query(sites, offset=query.offset, bucket="site-1") as one,
-        pytest.raises(OffsetError, match=r"of several streams \(KV_site-1, KV_site-2\)"),
-    ):
-        one.read_sequences()
+    with pytest.raises(OffsetError, match=r"of several streams \(KV_site-1, KV_site-2\)"):
+        read_all(sites, offset=query.offset, bucket="site-1")
 
 
 def test_checkpoint_of_another_set_is_refused(sites: str) -> None:
     with new_query(sites, buckets="site-1") as query:
         query.read_sequences()
-    with (
-        new_query(sites, offset=query.offset, buckets="site-2") as other,
-        pytest.raises(OffsetError, match=r"it is of KV_site-1, and buckets=site-2 selects none"),
-    ):
-        other.read_sequences()
+    with pytest.raises(OffsetError, match="it is of KV_site-1, and buckets=site-2 selects none"):
+        read_all(sites, offset=query.offset, buckets="site-2")
 
 
 def test_filter_that_no_bucket_can_match(nats_server: NatsServer) -> None:
@@ -255,8 +240,5 @@ def test_filter_that_no_bucket_can_match(nats_server: NatsServer) -> None:
         publish(url, [(f"{name}.1", b"v", None)])
     with new_query(url, streamPattern=".*", filterSubjects="orders.>") as query:
         assert query.read_sequences() == {"orders": [1]}
-    with (
-        new_query(url, streamPattern=".*", filterSubjects="audit.>") as query,
-        pytest.raises(ConfigurationError, match=r"audit\.>"),
-    ):
-        query.read_sequences()
+    with pytest.raises(ConfigurationError, match=r"audit\.>"):
+        read_all(url, streamPattern=".*", filterSubjects="audit.>")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,11 +11,19 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from nats_stream_source.embedded import NatsServer
-from nats_stream_source.errors import JetStreamNotEnabledError, OffsetError, StreamNotFoundError
+from nats_stream_source.errors import (
+    AuthorizationError,
+    BucketNotFoundError,
+    JetStreamNotEnabledError,
+    NatsSourceError,
+    OffsetError,
+    PermissionDeniedError,
+    StreamNotFoundError,
+)
 from tests.support.nats.buckets import create_bucket, publish, put
 from tests.support.nats.streams import create_stream
-from tests.support.query_driver.driver import new_query, sequences
-from tests.support.spark.scenario import Action, Create, ExpectError, Put, Run, Scene, play, read
+from tests.support.nats.topology import configured_server
+from tests.support.query_driver.driver import new_query, read_all, sequences
 
 SECRET = "hunter2-is-secret"
 
@@ -50,21 +58,45 @@ def test_options_in_spark(
     assert SECRET not in text
 
 
-# -- the server and what is on it ---------------------------------------------------------------
+# -- without Spark: what is on the server, users and permissions, checkpoints --------------------
 
 
-def fails(error: str, *fragments: str, options: dict[str, Any] | None = None) -> Action:
-    """A run with these options fails."""
-    return ExpectError(error, fragments, Run(options or {}), absent=(SECRET,))
+def refused(error: type[NatsSourceError], text: str, url: str, **options: Any) -> None:
+    """The query fails with this error, whose text has no secret."""
+    with pytest.raises(error, match=re.escape(text)) as caught:
+        read_all(url, connectTimeout=1, **options)
+    assert SECRET not in str(caught.value)
 
 
-def test_bucket_missing(scene: Scene) -> None:
-    what = f"bucket '{scene.bucket}' does not exist on {scene.url}"
-    play(scene, fails("BucketNotFoundError", what, "check 'bucket', 'servers' and 'domain'"))
-    assert scene.offsets() == []
+MISSING: dict[str, tuple[type[NatsSourceError], dict[str, str], tuple[str, ...]]] = {
+    "bucket": (
+        BucketNotFoundError,
+        {"bucket": "NOWHERE"},
+        ("bucket 'NOWHERE' does not exist on nats://", "check 'bucket', 'servers' and 'domain'"),
+    ),
+    "stream": (
+        StreamNotFoundError,
+        {"stream": "NOWHERE"},
+        ("stream 'NOWHERE': it does not exist on nats://",),
+    ),
+    "domain": (
+        JetStreamNotEnabledError,
+        {"stream": "S", "domain": "no"},
+        ("options 'domain' or 'apiPrefix'",),
+    ),
+}
 
 
-# -- users and permissions ----------------------------------------------------------------------
+@pytest.mark.parametrize(("error", "options", "texts"), MISSING.values(), ids=MISSING)
+def test_missing(
+    shared_server: NatsServer,
+    error: type[NatsSourceError],
+    options: dict[str, str],
+    texts: tuple[str, ...],
+) -> None:
+    for text in texts:
+        refused(error, text, shared_server.url, **options)
+
 
 DENIED = {
     "info": ('publish: {deny: "$JS.API.STREAM.INFO.>"}', "$JS.API.STREAM.INFO.KV_guarded"),
@@ -75,15 +107,13 @@ DENIED = {
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+def guarded() -> Iterator[NatsServer]:
     """A server with users, and the bucket ``guarded`` with three entries."""
     users = [f'{{user: all, password: "{SECRET}"}}'] + [
         f'{{user: {name}, password: "{SECRET}", permissions: {{{permissions}}}}}'
         for name, (permissions, _) in DENIED.items()
     ]
-    config = tmp_path_factory.mktemp("guarded") / "server.conf"
-    config.write_text("authorization {users: [\n" + "\n".join(users) + "\n]}\n")
-    with NatsServer(config=config) as server:
+    with configured_server("authorization {users: [\n" + "\n".join(users) + "\n]}\n") as server:
         url = server.url.replace("//", f"//all:{SECRET}@")
         create_bucket(url, "guarded", history=5)
         for key in ("a", "b", "c"):
@@ -91,23 +121,13 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
         yield server
 
 
-@pytest.fixture
-def guarded_scene(spark: SparkSession, guarded: NatsServer, tmp_path: Path) -> Iterator[Scene]:
-    scene = Scene(spark, guarded, "guarded", tmp_path)
-    try:
-        yield scene
-    finally:
-        scene.close()
-
-
 @pytest.mark.parametrize("name", DENIED)
-def test_permission_missing(guarded_scene: Scene, name: str) -> None:
+def test_permission_missing(guarded: NatsServer, name: str) -> None:
     # A key filter, so that the planner asks for messages too. Three entries with their history are
     # a small range, which needs no consumer; the initial values of a bucket with history do.
-    history = name != "consumer"
-    options = {"user": name, "password": SECRET, "keys": "a,b", "includeHistory": history}
-    play(guarded_scene, fails("PermissionDeniedError", DENIED[name][1], options=options))
-    assert guarded_scene.rows == []
+    given: dict[str, Any] = {"keys": "a,b", "includeHistory": name != "consumer"}
+    user = {"bucket": "guarded", "user": name, "password": SECRET}
+    refused(PermissionDeniedError, DENIED[name][1], guarded.url, **user, **given)
 
 
 @pytest.mark.parametrize(
@@ -120,83 +140,44 @@ def test_permission_missing(guarded_scene: Scene, name: str) -> None:
     ],
     ids=["wrong password", "unknown user", "a token", "none"],
 )
-def test_wrong_credentials(guarded_scene: Scene, options: dict[str, str]) -> None:
-    refused = f"{guarded_scene.url} refused the credentials"
-    play(guarded_scene, fails("AuthorizationError", refused, options=options))
-    assert guarded_scene.offsets() == []
+def test_wrong_credentials(guarded: NatsServer, options: dict[str, str]) -> None:
+    text = f"{guarded.url} refused the credentials"
+    refused(AuthorizationError, text, guarded.url, bucket="guarded", **options)
 
 
-def test_right_credentials(guarded_scene: Scene) -> None:
-    """Without this the tests above would prove little. Checkpoint and plan hold no secret."""
-    options = {"user": "all", "password": SECRET, "keys": "a,b"}
-    play(guarded_scene, Run(options))
-    # As DataFrame.explain prints it, which has no way to return it.
-    plan = read(guarded_scene, options)._jdf.queryExecution().toString()
-    assert "guarded" in plan
-    assert SECRET not in plan
-    assert len(guarded_scene.rows) == 2
-    for path in guarded_scene.checkpoint.rglob("*"):
-        assert path.is_dir() or SECRET.encode() not in path.read_bytes()
+def test_right_credentials(guarded: NatsServer) -> None:
+    """Without this the tests above would prove little."""
+    user = {"user": "all", "password": SECRET}
+    assert len(read_all(guarded.url, bucket="guarded", keys="a,b", **user)) == 2
 
 
-# -- checkpoints --------------------------------------------------------------------------------
-
-
-def test_checkpoint_of_another_query(scene: Scene) -> None:
-    another = {"keys": "a,b", "bucket": f"{scene.bucket}_other"}
-    create_bucket(scene.url, another["bucket"])
-    play(
-        scene,
-        Create(),
-        Put("a", "1"),
-        Run({"keys": "a,b"}),
-        fails("OffsetError", f"of stream KV_{scene.bucket}, the query reads", options=another),
-        fails("OffsetError", "keys=a,b, the query has keys=a,c", options={"keys": "a,c"}),
-        fails("OffsetError", "keys=a,b, the query has keys=(all)"),
-        Run({"keys": "b,a"}),  # the order says nothing
-    )
-    assert len(scene.rows) == 1
-
-
-@pytest.fixture
-def name(shared_server: NatsServer, name: str) -> str:
-    """A stream with five messages, of two subjects."""
+def test_checkpoint_of_another_query(shared_server: NatsServer) -> None:
     url = shared_server.url
-    create_stream(url, name, f"{name}.*")
-    publish(url, ((f"{name}.{'ab'[i % 2]}", b"%d" % i, None) for i in range(5)))
-    return name
-
-
-# -- streams, without Spark: what is on the server, then checkpoints -------------------------------
-
-
-def test_stream_missing(shared_server: NatsServer) -> None:
-    with (
-        pytest.raises(StreamNotFoundError, match="stream 'NOWHERE': it does not exist on nats://"),
-        new_query(shared_server.url, stream="NOWHERE") as query,
-    ):
-        query.read_new()
-    with (
-        pytest.raises(JetStreamNotEnabledError, match="options 'domain' or 'apiPrefix'"),
-        new_query(shared_server.url, stream="S", domain="no", connectTimeout=1) as query,
-    ):
-        query.read_new()
+    for bucket in ("mine", "other"):
+        create_bucket(url, bucket)
+    put(url, "mine", "a", b"1")
+    with new_query(url, bucket="mine", keys="a,b") as query:
+        assert len(query.read_new()) == 1
+    given: dict[str, Any] = {"offset": query.offset, "bucket": "mine"}
+    for text, changed in {
+        "of stream KV_mine, the query reads": {"bucket": "other", "keys": "a,b"},
+        "keys=a,b, the query has keys=a,c": {"keys": "a,c"},
+        "keys=a,b, the query has keys=(all)": {},
+    }.items():
+        refused(OffsetError, text, url, **{**given, **changed})
+    assert read_all(url, **given, keys="b,a") == []  # the order says nothing
 
 
 def test_looked_up_subject_is_filter(shared_server: NatsServer, name: str) -> None:
     url, some = shared_server.url, f"{name}.a"
+    create_stream(url, name, f"{name}.*")
+    publish(url, ((f"{name}.{'ab'[i % 2]}", b"%d" % i, None) for i in range(5)))
     with new_query(url, subject=some) as query:
         assert sequences(query.read_new()) == [1, 3, 5]
-        offset = query.offset
-    with (
-        pytest.raises(OffsetError, match=f"subject={some}, the query has subject={name}.b"),
-        new_query(url, offset=offset, subject=f"{name}.b") as query,
-    ):
-        query.read_new()
-    with (
-        pytest.raises(OffsetError, match=rf"={some}, the query has filterSubjects=\(all\), .*same"),
-        new_query(url, offset=offset, stream=name) as query,
-    ):
-        query.read_new()
-    with new_query(url, stream=name, offset=offset, filterSubjects=some) as query:
-        assert query.read_new() == []
+    given: dict[str, Any] = {"offset": query.offset}
+    other = f"subject={some}, the query has subject={name}.b"
+    refused(OffsetError, other, url, **given, subject=f"{name}.b")
+    every = (f"={some}, the query has filterSubjects=(all), and", "use the same option")
+    for text in every:
+        refused(OffsetError, text, url, **given, stream=name)
+    assert read_all(url, **given, stream=name, filterSubjects=some) == []

@@ -32,6 +32,19 @@ _serial = itertools.count()
 
 # What Spark 4.2.0 reported of a query with maxRowsPerTrigger=10 on a bucket of 100 sequences, 40 of
 # them left, shortened.
+END = {
+    "v": 1,
+    "stream": "KV_b",
+    "created": "2026-11-21T08:32:05.12294248Z",
+    "epoch": 0,
+    "origin": 0,
+    "stream_seq": 70,
+    "time": "2026-11-21T08:32:05.147644568Z",
+    "consumer_seq": 10,
+    "initial_through": 100,
+    "filter": [],
+}
+NEWEST = {"stream_seq": 100, "time": "2026-11-21T08:32:06.647644568Z", "consumer_seq": 40}
 REPORT: dict[str, Any] = {
     "id": "55453377-6eec-4a49-b425-8c99fc37c0fd",
     "runId": "9bbd01d8-497b-4411-880f-a2d5d3a31e04",
@@ -45,30 +58,8 @@ REPORT: dict[str, Any] = {
         {
             "description": "org.apache.spark.sql.execution.datasources.v2.python.Python…@181ac03f",
             "startOffset": None,
-            "endOffset": {
-                "v": 1,
-                "stream": "KV_b",
-                "created": "2026-11-21T08:32:05.12294248Z",
-                "epoch": 0,
-                "origin": 0,
-                "stream_seq": 70,
-                "time": "2026-11-21T08:32:05.147644568Z",
-                "consumer_seq": 10,
-                "initial_through": 100,
-                "filter": [],
-            },
-            "latestOffset": {
-                "v": 1,
-                "stream": "KV_b",
-                "created": "2026-11-21T08:32:05.12294248Z",
-                "epoch": 0,
-                "origin": 0,
-                "stream_seq": 100,
-                "time": "2026-11-21T08:32:06.647644568Z",
-                "consumer_seq": 40,
-                "initial_through": 100,
-                "filter": [],
-            },
+            "endOffset": END,
+            "latestOffset": {**END, **NEWEST},
             "numInputRows": 10,
         }
     ],

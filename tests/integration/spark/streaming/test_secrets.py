@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 from nats_stream_source.connection.credentials import Credentials
-from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream import connect
 from tests.support.nats import buckets
 from tests.support.nats.certificates import Authority
 from tests.support.nats.jwt_operator import Operator
-from tests.support.paths import ROOT
+from tests.support.nats.topology import configured_server
+from tests.support.program import ran
 
 SECRET = "xyzzy-marker"
 JOB = "tests.integration.spark.streaming.secrets_job"
@@ -29,8 +28,6 @@ async def make_bucket(url: str, content: str) -> None:
 def test_secrets_are_nowhere_in_what_spark_shows(tmp_path: Path) -> None:
     """Neither where a query works nor where it fails: plan, progress, log, error, checkpoint."""
     operator = Operator()
-    config = tmp_path / "server.conf"
-    config.write_text(operator.config())
     content = operator.credentials()
     foreign = Operator().credentials()
     unusable = content.replace("BEGIN USER NKEY SEED", "BEGIN SOMETHING")
@@ -44,16 +41,9 @@ def test_secrets_are_nowhere_in_what_spark_shows(tmp_path: Path) -> None:
         {"credentialsContent": content, "token": hidden["token"]},
         {"token": hidden["token"], "tlsCaFile": Authority(tmp_path, "ca").path},
     ]
-    with NatsServer(config=config) as server:
+    with configured_server(operator.config()) as server:
         asyncio.run(make_bucket(server.url, content))
-        job = subprocess.run(
-            [sys.executable, "-m", JOB, server.url, str(tmp_path), json.dumps(ways)],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=True,
-        )
+        job = ran(sys.executable, "-m", JOB, server.url, tmp_path, json.dumps(ways))
         shown = {"output": job.stdout + job.stderr}
     for path in [*tmp_path.glob("checkpoint*/**/*"), *tmp_path.glob("events/**/*")]:
         if path.is_file():

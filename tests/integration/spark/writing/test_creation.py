@@ -20,6 +20,7 @@ from tests.support.nats.buckets import api
 from tests.support.nats.cluster import Cluster
 from tests.support.nats.jwt_operator import Operator
 from tests.support.nats.streams import create_stream
+from tests.support.nats.topology import configured_server
 from tests.support.query_driver.batch import read_batch
 from tests.support.spark.streaming_query import run_to_the_end
 
@@ -70,21 +71,17 @@ REFUSED: dict[int, tuple[dict[str, str], str, dict[str, str]]] = {
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url() -> Iterator[str]:
     """URL of a server whose accounts have limits."""
-    path: Path = tmp_path_factory.mktemp("server") / "nats.conf"
-    path.write_text(CONFIG)
-    with NatsServer(config=path) as server:
+    with configured_server(CONFIG) as server:
         create(server.url, "bucket", name="only", user="full", password="a")
         yield server.url
 
 
 @pytest.fixture(scope="module")
-def small_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def small_server() -> Iterator[str]:
     """URL of a server with 4 MB of files and 2 MB of memory for JetStream."""
-    path: Path = tmp_path_factory.mktemp("server") / "nats.conf"
-    path.write_text("jetstream { max_file_store: 4M, max_memory_store: 2M }")
-    with NatsServer(config=path) as server:
+    with configured_server("jetstream { max_file_store: 4M, max_memory_store: 2M }") as server:
         yield server.url
 
 
@@ -137,14 +134,13 @@ def test_refused_creation_is_not_retried(
 
 
 def test_creation_in_account_with_limits_for_other_replicas(tmp_path: Path) -> None:
-    path, credentials = tmp_path / "nats.conf", tmp_path / "user.creds"
+    credentials = tmp_path / "user.creds"
     none = {"mem_storage": 0, "disk_storage": 0}
     limits = {"mem_storage": -1, "disk_storage": -1, "streams": -1, "consumer": -1}
     operator = Operator(**none, tiered_limits={"R3": limits})
-    path.write_text(f"jetstream {{}}\n{operator.config()}")
     credentials.write_text(operator.credentials())
     with (
-        NatsServer(config=path) as server,
+        configured_server(f"jetstream {{}}\n{operator.config()}") as server,
         pytest.raises(ApiError, match=r"set the option 'replicas' to a number") as refused,
     ):
         create(server.url, "bucket", credentials=str(credentials))
