@@ -33,7 +33,7 @@ from tests.support.paths import ROOT
 from tests.support.wait import WriterThread, wait_until
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    pass
 
 VALUES = (b"x", b"y")
 _DEADLINE = 300.0  # seconds
@@ -310,10 +310,6 @@ class MixedWriter(WriterThread):
         self._expiring: dict[str, int] = {}  # sequences of keys with a TTL, by key
         self._looked = time.monotonic()
         self._put: list[str] = []  # keys that are purged next
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
 
     def __exit__(self, *exc: object) -> None:
         # A thread that goes on after a failed test keeps its process alive.

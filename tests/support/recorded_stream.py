@@ -15,12 +15,11 @@ ones. With ``hot`` a few keys are written repeatedly, and some are removed
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -247,15 +246,9 @@ class RecordedStream:
         for seq in [seq for seq in self.acknowledged if seq > after]:
             del self.acknowledged[seq]
 
-    @contextlib.contextmanager
-    def writing(self, urls: Sequence[str], size: int = 100) -> Iterator[Writing]:
+    def writing(self, urls: Sequence[str], size: int = 100) -> Writing:
         """Write in the background during the block; unacknowledged writes are not repeated."""
-        writing = Writing(self, urls, size)
-        writing.start()
-        try:
-            yield writing
-        finally:
-            writing.stop()
+        return Writing(self, urls, size)
 
     # -- reading ----------------------------------------------------------------------------------
 

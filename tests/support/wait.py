@@ -7,7 +7,10 @@ import inspect
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 T = TypeVar("T")
 DEADLINE = 60.0  # seconds; only a failing test takes that long
@@ -55,13 +58,23 @@ def _message(what: str, deadline: float, seen: object) -> str:
 
 
 class WriterThread(threading.Thread):
-    """Calls :meth:`write_until_stopped`; :meth:`stop` raises its error."""
+    """Calls :meth:`write_until_stopped`; :meth:`stop` raises its error.
+
+    As a context manager it writes during the block.
+    """
 
     def __init__(self, deadline: float) -> None:
         super().__init__(daemon=True)
         self._deadline = deadline
         self.over = threading.Event()
         self.error: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.stop()
 
     def write_until_stopped(self) -> None:
         """Write until ``over`` is set."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,11 +15,9 @@ from nats_stream_source.jetstream.api import list_subjects
 from nats_stream_source.rows.base import StateSplit
 from nats_stream_source.spark.reading import latest_values
 from nats_stream_source.spark.runner import close_cached_runners
-from tests.support.event_loop import run
 from tests.support.log_fields import parse_fields
 from tests.support.nats.buckets import (
     api,
-    connected,
     consumers,
     create_bucket,
     delete,
@@ -37,41 +34,25 @@ from tests.support.query_driver.batch import (
     skip_catch_up,
     tasks_of,
 )
-from tests.support.wait import wait_until
+from tests.support.wait import WriterThread, wait_until
 
 
-class Writers:
-    """Overwrites all keys of a bucket repeatedly, in scattered order, until stopped."""
+class Writers(WriterThread):
+    """Overwrites all keys of a bucket repeatedly, in scattered order."""
 
     def __init__(self, url: str, bucket: str, keys: int) -> None:
+        super().__init__(60)
+        self._bucket = (url, bucket)
+        self._keys = keys
         self.written = 0
-        self._stop = threading.Event()
-        self._work = (url, bucket, keys)
-        self._thread = threading.Thread(target=lambda: run(self._write(*self._work)))
 
-    def __enter__(self) -> Writers:
-        self._thread.start()
-        wait_until(lambda: self.written > 0, "writers write")
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._stop.set()
-        self._thread.join(60)
-        assert not self._thread.is_alive()
-
-    async def _write(self, url: str, bucket: str, keys: int) -> None:
-        async with connected(url) as client:
-            jetstream = client.jetstream()
-            # The step and `keys` have no common divisor: all keys in turn, scattered.
-            for begin in itertools.count(0, 500):
-                if self._stop.is_set():
-                    return
-                acks = [
-                    await jetstream.publish_async(f"$KV.{bucket}.k{i * 7919 % keys}", b"new")
-                    for i in range(begin, begin + 500)
-                ]
-                await asyncio.gather(*acks)
-                self.written += len(acks)
+    def write_until_stopped(self) -> None:
+        # The step and the number of keys have no common divisor: all keys in turn, scattered.
+        for begin in itertools.count(0, 500):
+            if self.over.is_set():
+                return
+            keys = (f"k{i * 7919 % self._keys}" for i in range(begin, begin + 500))
+            self.written += len(put_many(*self._bucket, ((key, b"new") for key in keys)))
 
 
 KEYS = 100_000

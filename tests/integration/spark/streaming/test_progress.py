@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import itertools
 import json
 import logging
@@ -22,7 +21,6 @@ from nats_stream_source.spark.progress import BatchProgress, records
 from tests.support.log_fields import parse_fields
 from tests.support.nats import buckets
 from tests.support.nats.streams import create_stream
-from tests.support.paths import ROOT
 from tests.support.spark.scenario import DEADLINE
 from tests.support.spark.streaming_query import begin
 from tests.support.wait import wait_until
@@ -280,9 +278,6 @@ def test_lag_of_stream_with_filter(
     assert [record.compacted for record in found] == [None, None]
 
 
-PACKAGE = ROOT / "nats_stream_source"
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -307,20 +302,6 @@ def test_log_line_has_fields(caplog: pytest.LogCaptureFixture) -> None:
     assert second.getMessage() == "plain 7"
     shown = json.loads(JSONFormatter().format(first))
     assert shown["context"] == {"stream": "KV_a", "error": "a b"}
-
-
-def test_modules_log_with_fields() -> None:
-    """No line of the package has positional arguments: fields are what a machine can read."""
-    lines = 0
-    for file in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
-            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-                continue
-            of_log = isinstance(node.func.value, ast.Name) and node.func.value.id == "log"
-            if of_log and node.func.attr in ("debug", "info", "warning", "error"):
-                lines += 1
-                assert len(node.args) == 1, f"{file}:{node.lineno}"
-    assert lines > 20
 
 
 def test_control_characters_do_not_reach_terminal() -> None:
