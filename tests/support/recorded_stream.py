@@ -259,13 +259,18 @@ class RecordedStream:
         return {"servers": url, **own, **more}
 
     def query(
-        self, url: str | None = None, offsets: Iterable[OffsetJson] = (), **options: str
+        self,
+        url: str | None = None,
+        offsets: Iterable[OffsetJson] = (),
+        *,
+        outage_timeout: float = 0.0,
+        **options: str,
     ) -> QueryDriver:
         """Return a query of this stream, which continues after the last of ``offsets``."""
         given = self.options(url or self.url, **options)
         parsed = kv_options(given) if self.is_kv else stream_options(given)
         if not self.hot:
-            return QueryDriver(parsed, offsets)
+            return QueryDriver(parsed, offsets, outage_timeout=outage_timeout)
         return QueryDriver(parsed, offsets, last_now=lambda: int(self.state()["last_seq"]))
 
     # -- the oracle -------------------------------------------------------------------------------

@@ -1,20 +1,34 @@
-"""Names of streams and buckets, and the requests of a test."""
+"""Names of streams and buckets, the requests of a test, and the end of its connections."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from nats_stream_source.jetstream.api import JetStream
+from nats_stream_source.spark.runner import close_cached_runners
 
 _names = (f"S{i}" for i in itertools.count())
+
+
+@pytest.fixture(autouse=True)
+def no_kept_connections() -> Iterator[None]:
+    """Close the connections that tasks keep for the next one."""
+    yield
+    close_cached_runners()
 
 
 @pytest.fixture
 def name() -> str:
     return next(_names)
+
+
+@pytest.fixture
+def bucket(name: str) -> str:
+    return name
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from nats_stream_source.errors import BucketNotFoundError, DataLossError
 from nats_stream_source.jetstream.api import list_subjects
 from nats_stream_source.rows.base import StateSplit
 from nats_stream_source.spark.reading import latest_values
-from nats_stream_source.spark.runner import close_cached_runners
 from tests.support.log_fields import parse_fields
 from tests.support.nats.buckets import (
     api,
@@ -85,7 +84,6 @@ def test_complete_though_all_is_overwritten(
         enough = writers.written + 3000
         wait_until(lambda: writers.written > enough, "keys overwritten since the plan")
         rows = list(rows_of_task(reader, task))
-    close_cached_runners()
     assert isinstance(task.splits[0], StateSplit)
     end = task.splits[0].range.end
     newer = [row for row in rows if row["revision"] > end]

@@ -28,7 +28,7 @@ import pytest
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError
-from nats_stream_source.options import kv_options, stream_options
+from nats_stream_source.options import kv_options
 from tests.support.nats.backup import Restore, back_up
 from tests.support.nats.buckets import api
 from tests.support.nats.topology import make_mirror, wait_for_seq
@@ -78,9 +78,7 @@ class Mirror:
     def query(
         self, offsets: Iterable[OffsetJson] = (), *, timeout: float = LONG, **options: str
     ) -> QueryDriver:
-        given = self.own.options(self.own.url, **options)
-        parsed = kv_options(given) if self.origin.is_kv else stream_options(given)
-        return QueryDriver(parsed, offsets, outage_timeout=timeout)
+        return self.own.query(offsets=offsets, outage_timeout=timeout, **options)
 
     def read(self, **options: str) -> list[OffsetJson]:
         """The offsets of a query that has read all messages."""

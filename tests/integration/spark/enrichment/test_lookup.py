@@ -40,12 +40,6 @@ Rows = list[tuple[Any, ...]]
 ALL = {"value": "value", "revision": "revision", "created": "created"}
 
 
-@pytest.fixture(autouse=True)
-def no_connections() -> Iterator[None]:
-    yield
-    close_cached_runners()
-
-
 def task(url: str, bucket: str, columns: dict[str, str] | None = None, **options: str) -> Lookup:
     given = {"servers": url, **options}
     return Lookup(lookup_options(bucket, given), 1, columns or {"value": "value"})

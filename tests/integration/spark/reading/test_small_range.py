@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -38,12 +37,6 @@ MANY = settings(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 _names = (f"R{i}" for i in itertools.count())
-
-
-@pytest.fixture(autouse=True)
-def no_kept_connection() -> Iterator[None]:
-    yield
-    close_cached_runners()
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from nats_stream_source.options import Mode, kv_options
 from nats_stream_source.rows.formats import KvFormat
 from nats_stream_source.spark.reading import split_reader
 from nats_stream_source.spark.reading.split_reader import read_splits
-from nats_stream_source.spark.runner import close_cached_runners
 from nats_stream_source.wire.framing.frames import Frames
 from tests.support.nats.buckets import consumers, create_bucket, delete_bucket, put, put_many
 from tests.support.nats.streams import create_stream
@@ -305,7 +304,6 @@ def test_task_that_ends_early_deletes_its_consumers(twelve: str) -> None:
         first = next(iter(rows))
         assert first.num_rows == 100
         rows.close()  # type: ignore[attr-defined]
-        close_cached_runners()
     assert not any(consumers(twelve, name) for name in NAMES)
 
 
@@ -324,7 +322,6 @@ def test_split_that_fails_ends_task_when_it_is_its_turn(
         batches = read_splits(task, KvFormat(options))
         with pytest.raises(DataLossError, match=rf"KV_{NAMES[2]}.*re-created"):
             rows.extend(row for batch in batches for row in batch.to_pylist())
-        close_cached_runners()
     assert sequences_by_stream(rows).keys() <= {*NAMES[:3]}
     assert sequences_by_stream(rows)[NAMES[1]] == list(range(1, 101))
     assert not any(consumers(twelve, name) for name in NAMES)
@@ -342,7 +339,6 @@ def test_bucket_deleted_while_task_reads(twelve: str, caplog: pytest.LogCaptureF
             list(read_splits(task, KvFormat(kv_options(given, Mode.STREAMING))))
         accepting = kv_options({**given, "failOnDataLoss": "false"}, Mode.STREAMING)
         batches = list(read_splits(task, KvFormat(accepting)))
-        close_cached_runners()
     found = sequences_by_stream([row for batch in batches for row in batch.to_pylist()])
     assert found == {name: list(range(1, 101)) for name in NAMES if name != NAMES[2]}
     assert f"data loss accepted: stream KV_{NAMES[2]}" in caplog.text

@@ -17,7 +17,6 @@ from nats_stream_source.errors import DataLossError, OffsetError, OptionError
 from nats_stream_source.options import Mode, kv_options
 from nats_stream_source.rows.formats import KvFormat
 from nats_stream_source.spark.readers import NatsInputPartition, NoAdmissionReader
-from nats_stream_source.spark.runner import close_cached_runners
 from tests.support.nats.buckets import create_bucket, put
 
 Json = dict[str, Any]
@@ -43,7 +42,6 @@ def make(shared_server: NatsServer, bucket: str) -> Iterator[Make]:
     yield reader
     for one in made:
         one.stop()
-    close_cached_runners()  # of read()
 
 
 def write(server: NatsServer, bucket: str, *keys: str) -> None:

@@ -18,7 +18,6 @@ from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.options.writing import kv_write_options, stream_write_options
 from nats_stream_source.spark.datasource import NatsKvDataSource
-from nats_stream_source.spark.runner import close_cached_runners
 from nats_stream_source.spark.writing.task import prepare_target, write_task
 from tests.support.nats.buckets import api, create_bucket, delete, publish, put, put_many
 from tests.support.nats.streams import create_stream, stream_state
@@ -166,11 +165,8 @@ def test_task_repeated_with_fast_ingest(shared_server: NatsServer) -> None:
     given = {"servers": url, "stream": "AGAIN", "subject": "again", "ifMissing": "create"}
     options = stream_write_options({**given, "fastIngest": "true", "messageId": "auto"})
     rows = pa.record_batch({"data": [b"%d" % i for i in range(2000)]})
-    try:
-        for _ in range(2):
-            assert write_task(options, iter([rows]), job="job", partition=0).stored == 2000
-    finally:
-        close_cached_runners()
+    for _ in range(2):
+        assert write_task(options, iter([rows]), job="job", partition=0).stored == 2000
     assert [row["data"] for row in messages(url, "AGAIN")] == [b"%d" % i for i in range(2000)]
 
 
@@ -199,17 +195,14 @@ def test_header_that_cannot_be_sent(
         )
         write_task(options, iter([rows]), job="job", partition=0)
 
-    try:
-        with pytest.raises(ConfigurationError, match=r"'Größe'.*set option 'invalidHeaders' to '"):
-            write("fail")
-        for how, stored in CHANGED.items():
-            write(how)
-            found = messages(url, f"KV_{name}" if target == "bucket" else name)
-            assert found[-1]["headers"] == stored
-            line = f"headers that cannot be sent were changed target={name} headers=1 how={how}"
-            assert line in caplog.text
-    finally:
-        close_cached_runners()
+    with pytest.raises(ConfigurationError, match=r"'Größe'.*set option 'invalidHeaders' to '"):
+        write("fail")
+    for how, stored in CHANGED.items():
+        write(how)
+        found = messages(url, f"KV_{name}" if target == "bucket" else name)
+        assert found[-1]["headers"] == stored
+        line = f"headers that cannot be sent were changed target={name} headers=1 how={how}"
+        assert line in caplog.text
 
 
 def copy(

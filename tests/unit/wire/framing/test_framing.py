@@ -20,7 +20,6 @@ from nats_stream_source.wire.framing.frames import Framer
 from tests.unit.wire.reference.parser import Frame, NotNatsError, parse
 from tests.unit.wire.reference.streams import (
     ACK,
-    NASTY,
     STREAMS,
     cut_at,
     feed_all,
@@ -154,28 +153,6 @@ def test_streams_in_random_chunks(stream: bytes, way: scanner.Scanner, data: st.
     assert rest == b""
     with using(way):
         assert feed_all(cut_at(stream, places)) == expected
-
-
-@random_settings
-@given(stream=random_streams, data=st.data())
-def test_damaged_stream_is_read_alike(stream: bytes, data: st.DataObject) -> None:
-    place = data.draw(st.integers(0, len(stream)))
-    piece = data.draw(st.one_of(st.sampled_from(NASTY), st.binary(max_size=2)))
-    stream = stream[:place] + piece + stream[place + data.draw(st.integers(0, 3)) :]
-    results: list[tuple[list[Frame], int] | str] = []
-    for way in scanner.available():
-        framer = Framer()
-        with using(way):
-            try:
-                results.append((seen(framer.feed(stream)), framer.pending))
-            except ProtocolError:
-                results.append("no frame")
-    try:
-        frames, rest = parse(stream)
-        results.append((frames, len(rest)))
-    except NotNatsError:
-        results.append("no frame")
-    assert all(result == results[-1] for result in results)
 
 
 def test_failure_lasts_until_reset() -> None:
