@@ -15,6 +15,7 @@ def ran(
     cwd: Path = ROOT,
     status: int = 0,
     environment: Mapping[str, str] = os.environ,
+    timeout: float = 600,
     **variables: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run a program without a terminal; it must end with ``status``.
@@ -28,7 +29,7 @@ def ran(
         env={**environment, **variables},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=timeout,
         stdin=subprocess.DEVNULL,
         start_new_session=True,
     )

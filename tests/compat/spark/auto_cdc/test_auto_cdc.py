@@ -23,6 +23,7 @@ from tests.support.cdc.events import RULES as EVENT_RULES
 from tests.support.cdc.events import SCHEMA, SITUATIONS, Event, events_of
 from tests.support.delta import rows_of
 from tests.support.paths import ROOT
+from tests.support.program import ran
 from tests.support.spark.daemons import connect_server
 from tests.support.spark.session import JAVA_OPTIONS, SMALL
 
@@ -111,15 +112,8 @@ def by_auto_cdc(directory: Path, batches: list[list[Event]]) -> list[dict[str, A
     }
     environment = {**os.environ, "SPARK_HOME": str(home), "PYTHONPATH": str(ROOT)}
     with connect_server(home, directory, settings, environment) as url:
-        program = [sys.executable, "-m", "tests.compat.spark.auto_cdc.program", str(directory)]
-        done = subprocess.run(
-            program,
-            env={**environment, "SPARK_REMOTE": url},
-            capture_output=True,
-            text=True,
-            timeout=900,
-        )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
+        program = (sys.executable, "-m", "tests.compat.spark.auto_cdc.program", directory)
+        ran(*program, environment=environment, timeout=900, SPARK_REMOTE=url)
     rows: list[dict[str, Any]] = json.loads((directory / "rows.json").read_text())
     return rows
 

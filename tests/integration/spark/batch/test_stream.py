@@ -24,13 +24,13 @@ from nats_stream_source.spark.planning import batch_planner
 from tests.support.nats.buckets import api, publish
 from tests.support.nats.streams import create_stream
 from tests.support.query_driver.batch import (
-    Row,
     batch_reader,
     planned_batch,
     read_batch,
     rows_of_task,
     tasks_of,
 )
+from tests.support.query_driver.driver import sequences
 
 
 @pytest.fixture
@@ -41,10 +41,6 @@ def stream(bucket: str) -> str:
 def fill(url: str, name: str, subjects: str) -> list[int]:
     """One message for each letter, on the subject of that letter."""
     return publish(url, [(f"{name}.{one}", b"%d" % i, None) for i, one in enumerate(subjects)])
-
-
-def sequences(rows: list[Row]) -> list[int]:
-    return [row["sequence"] for row in rows]
 
 
 def read(url: str, name: str, **options: Any) -> list[int]:
@@ -152,11 +148,11 @@ def test_holes_and_splits(shared_server: NatsServer, stream: str) -> None:
         reader = batch_reader(url, stream=stream, minPartitions=3, **options)
         tasks = tasks_of(reader)
         assert len(tasks) == 3
-        found = [sequences(list(rows_of_task(reader, task))) for task in tasks]
+        found = [sequences(rows_of_task(reader, task)) for task in tasks]
         assert all(found)
         assert list(itertools.chain(*found)) == expected
         # Spark may run a task again.
-        assert sequences(list(rows_of_task(reader, tasks[1]))) == found[1]
+        assert sequences(rows_of_task(reader, tasks[1])) == found[1]
 
 
 def test_messages_written_after_planning(shared_server: NatsServer, stream: str) -> None:
@@ -167,8 +163,8 @@ def test_messages_written_after_planning(shared_server: NatsServer, stream: str)
     last = planned_batch(url, stream=stream, deliverPolicy="last_per_subject")
     everything = planned_batch(url, stream=stream, filterSubjects=f"{stream}.b")
     fill(url, stream, "ad")
-    assert sequences(list(everything())) == [2]
-    assert sequences(list(last())) == [2, 3, 4, 5]
+    assert sequences(everything()) == [2]
+    assert sequences(last()) == [2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(
@@ -210,7 +206,7 @@ def test_messages_aged_out_before_read(
     with pytest.raises(DataLossError, match=r"sequences 1 to 10 aged out"):
         list(rows_of_task(reader, task))
     with caplog.at_level(logging.WARNING):
-        assert sequences(list(rows_of_task(accepting, task))) == list(range(11, 61))
+        assert sequences(rows_of_task(accepting, task)) == list(range(11, 61))
     assert "sequences 1 to 10 aged out" in caplog.text
     # Planned afterwards, the stream begins where it does, unless its beginning was asked for.
     assert read(url, stream) == list(range(11, 61))

@@ -48,20 +48,17 @@ def take(url: str, stream: str) -> None:
     api(url, f"CONSUMER.CREATE.{stream}.other", {"stream_name": stream, "config": config})
 
 
-@pytest.mark.parametrize(("most", "parts"), [(1, 1), (3, 3), (9, 4)])
-def test_splits_at_most_consumers(shared_server: NatsServer, most: int, parts: int) -> None:
-    url = fill(shared_server, f"FEW{most}", max_consumers=most)
-    with new_query(url, stream=f"FEW{most}", minPartitions=4) as query:
+@pytest.mark.parametrize(("most", "taken", "parts"), [(1, 0, 1), (3, 0, 3), (9, 0, 4), (3, 1, 2)])
+def test_splits_at_most_consumers(
+    shared_server: NatsServer, most: int, taken: int, parts: int
+) -> None:
+    name = f"FEW{most}-{taken}"
+    url = fill(shared_server, name, max_consumers=most)
+    for _ in range(taken):
+        take(url, name)
+    with new_query(url, stream=name, minPartitions=4) as query:
         assert sequences(query.read_new()) == ALL
         assert len(query.splits) == parts
-
-
-def test_splits_beside_consumers_of_others(shared_server: NatsServer) -> None:
-    url = fill(shared_server, "SHARED", max_consumers=3)
-    take(url, "SHARED")
-    with new_query(url, stream="SHARED", minPartitions=4) as query:
-        assert sequences(query.read_new()) == ALL
-        assert len(query.splits) == 2
 
 
 @pytest.mark.parametrize("filters", [None, "FILTERED.1, FILTERED.2"])

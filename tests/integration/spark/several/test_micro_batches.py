@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
 
@@ -158,15 +159,14 @@ def test_failed_first_micro_batch_pairs_with_new_initial_offset(nats_server: Nat
 def test_available_now_ends_where_each_bucket_ended(nats_server: NatsServer) -> None:
     url = nats_server.url
     fill(url, a=3, b=2)
-    with new_query(url, bucketPattern=".*", discoveryInterval=1, maxRowsPerTrigger=2) as query:
+    given: dict[str, Any] = {"bucketPattern": ".*", "discoveryInterval": 1, "maxRowsPerTrigger": 2}
+    with new_query(url, **given) as query:
         query.prepare_available_now()
         query.start()
         put(url, "a", "later", b"v")
         fill(url, c=1)
         assert query.read_sequences() == up_to(a=3, b=2)
-    with new_query(
-        url, offset=query.offset, bucketPattern=".*", discoveryInterval=1, maxRowsPerTrigger=2
-    ) as next_run:
+    with new_query(url, offset=query.offset, **given) as next_run:
         next_run.prepare_available_now()
         assert next_run.read_sequences() == {"a": [4], "c": [1]}
 

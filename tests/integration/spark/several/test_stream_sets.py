@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,7 @@ from tests.support.query_driver.driver import new_query, read_all
 pytestmark = pytest.mark.servers
 
 ACCEPT = {"failOnDataLoss": "false"}
+SITES: dict[str, Any] = {"bucketPattern": "site-.*", "discoveryInterval": 1}
 
 
 @pytest.fixture
@@ -40,7 +42,7 @@ def test_pattern_finds_bucket_while_query_runs(
     sites: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "nats_stream_source")
-    with new_query(sites, bucketPattern="site-.*", discoveryInterval=1) as query:
+    with new_query(sites, **SITES) as query:
         assert query.read_sequences() == {"site-1": [1, 2], "site-2": [1]}
         create_bucket(sites, "site-3")
         create_bucket(sites, "other")
@@ -49,9 +51,7 @@ def test_pattern_finds_bucket_while_query_runs(
         assert query.read_sequences() == {"site-3": [1, 2]}
         assert "stream found stream=KV_site-3" in caplog.text
         put(sites, "site-3", "a", b"w")
-    with new_query(
-        sites, offset=query.offset, bucketPattern="site-.*", discoveryInterval=1
-    ) as restarted:
+    with new_query(sites, offset=query.offset, **SITES) as restarted:
         create_bucket(sites, "site-4")
         put(sites, "site-4", "a", b"v")
         assert restarted.read_sequences() == {"site-3": [3], "site-4": [1]}
@@ -61,7 +61,7 @@ def test_pattern_finds_bucket_while_query_runs(
 def test_bucket_created_after_start_is_read_from_its_first_entry(
     sites: str, option: dict[str, bool]
 ) -> None:
-    with new_query(sites, bucketPattern="site-.*", discoveryInterval=1, **option) as query:
+    with new_query(sites, **SITES, **option) as query:
         first = query.read_sequences()
         assert first == ({} if "updatesOnly" in option else {"site-1": [1, 2], "site-2": [1]})
         create_bucket(sites, "site-3")
@@ -96,14 +96,12 @@ def test_bucket_that_is_removed_from_list(sites: str, caplog: pytest.LogCaptureF
 def test_deleted_bucket_is_data_loss_that_names_it(
     sites: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with new_query(sites, bucketPattern="site-.*", discoveryInterval=1) as query:
+    with new_query(sites, **SITES) as query:
         query.read_sequences()
         delete_bucket(sites, "site-1")
         with pytest.raises(DataLossError, match=r"KV_site-1.*was deleted.*revision 2"):
             query.read_sequences()
-    with new_query(
-        sites, offset=query.offset, bucketPattern="site-.*", discoveryInterval=1, **ACCEPT
-    ) as accepting:
+    with new_query(sites, offset=query.offset, **SITES, **ACCEPT) as accepting:
         assert accepting.read_sequences() == {}
         assert accepting.positions == {"KV_site-2": 1}
         assert caplog.text.count("was deleted") == 1
@@ -146,7 +144,7 @@ def test_bucket_deleted_between_poll_and_plan(
     sites: str, monkeypatch: pytest.MonkeyPatch, known: bool
 ) -> None:
     """The poll has seen it; the requests of its plan do not. The next poll reports it."""
-    with new_query(sites, bucketPattern="site-.*", discoveryInterval=1, **ACCEPT) as query:
+    with new_query(sites, **SITES, **ACCEPT) as query:
         query.read_sequences()
         if not known:
             create_bucket(sites, "site-3")
@@ -180,7 +178,7 @@ def test_pattern_without_match_waits_and_logs_once(
     nats_server: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = nats_server.url
-    with new_query(url, bucketPattern="site-.*", discoveryInterval=1) as query:
+    with new_query(url, **SITES) as query:
         assert query.read_sequences() == {}
         assert query.read_sequences() == {}
         assert caplog.text.count("no name matches the pattern") == 1
