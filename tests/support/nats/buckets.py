@@ -176,7 +176,7 @@ class _Client(Client):
 
 @contextlib.asynccontextmanager
 async def connected(servers: str | list[str], **options: Any) -> AsyncIterator[Client]:
-    """A client of nats-py, for work that is run by :func:`loops.run`, which ends what it leaves."""
+    """A client of nats-py, for work that is run by :func:`run`, which ends what it leaves."""
     client = _Client()
     try:
         await client.connect(servers, **options)

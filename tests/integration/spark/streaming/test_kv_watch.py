@@ -11,9 +11,19 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+from pyspark.sql import Row
 
 from nats_stream_source.embedded import NatsServer
-from tests.support.nats.buckets import api, bucket_info, consumers, create_bucket, put_many
+from tests.support.nats.buckets import (
+    api,
+    bucket_info,
+    consumers,
+    create_bucket,
+    delete,
+    purge,
+    put,
+    put_many,
+)
 from tests.support.nats.topology import (
     ADR19_API_PREFIX,
     ADR19_INBOX_PREFIX,
@@ -39,16 +49,13 @@ from tests.support.spark.scenario import (
     Wait,
     play,
     read,
+    shown,
 )
 
 # Revisions:   1 a=1   2 b=1   3 a=2   4 DEL c   5 PURGE b (takes 2 away)
-HISTORY = (Put("a", "1"), Put("b", "1"), Put("a", "2"), Delete("c"), Purge("b"))
-LATER = (Put("a", "3"), Delete("a"), Put("d", "1"))
 LAST_VALUES = ("3 PUT a=2 initial", "4 DEL c initial", "5 PURGE b initial")
 ALL_REVISIONS = ("1 PUT a=1 initial", *LAST_VALUES)
 CHANGES = ("6 PUT a=3", "7 DEL a", "8 PUT d=1")
-
-
 # What a later read of the changes finds where only one revision of a key is kept.
 COMPACTED = ("7 DEL a", "8 PUT d=1")
 
@@ -73,13 +80,13 @@ def test_last_values_then_changes(scene: Scene) -> None:
     play(
         scene,
         Create(),
-        *HISTORY,
+        *(Put("a", "1"), Put("b", "1"), Put("a", "2"), Delete("c"), Purge("b")),
         Start(),
         Wait(rows=3),
         ExpectRows(*LAST_VALUES),
-        *LATER[:1],
+        Put("a", "3"),
         Wait(rows=4),
-        *LATER[1:],
+        *(Delete("a"), Put("d", "1")),
         Wait(rows=6),
         ExpectRows(*LAST_VALUES, *CHANGES),
         ExpectInitialThrough(5),
@@ -88,70 +95,50 @@ def test_last_values_then_changes(scene: Scene) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("history", "options", "first", "then", "initial_through"),
-    [
-        pytest.param(5, {}, LAST_VALUES, CHANGES, 5, id="last values of history"),
-        pytest.param(-1, {}, LAST_VALUES, CHANGES, 5, id="last values of unlimited history"),
-        pytest.param(5, {"includeHistory": True}, ALL_REVISIONS, CHANGES, 5, id="full history"),
-        pytest.param(1, {"includeHistory": True}, LAST_VALUES, COMPACTED, 5, id="history of one"),
-        pytest.param(5, {"updatesOnly": True}, (), CHANGES, 5, id="updates only"),
-        pytest.param(1, {"updatesOnly": True}, (), COMPACTED, 5, id="updates only, one revision"),
-        pytest.param(
-            5,
-            {"ignoreDeletes": True},
-            LAST_VALUES[:1],
-            ("6 PUT a=3", "8 PUT d=1"),
-            5,
-            id="deletes ignored",
-        ),
-        pytest.param(
-            5,
-            {"ignoreDeletes": True, "includeHistory": True},
-            ALL_REVISIONS[:2],
-            ("6 PUT a=3", "8 PUT d=1"),
-            5,
-            id="deletes ignored, full history",
-        ),
-        pytest.param(
-            5,
-            {"metaOnly": True},
-            ("3 PUT a initial", "4 DEL c initial", "5 PURGE b initial"),
-            ("6 PUT a", "7 DEL a", "8 PUT d"),
-            5,
-            id="values left out",
-        ),
-        pytest.param(
-            5,
-            {"startSequence": 3},
-            ("3 PUT a=2 initial", "4 DEL c initial", "5 PURGE b initial"),
-            CHANGES,
-            5,
-            id="from a sequence",
-        ),
-        pytest.param(5, {"startSequence": 7}, (), ("7 DEL a", "8 PUT d=1"), 6, id="from ahead"),
-    ],
-)
+# Options of a bucket with this history, the rows of a query, those after its restart.
+FEWER = ("6 PUT a=3", "8 PUT d=1")
+WITHOUT_VALUES = ("3 PUT a initial", "4 DEL c initial", "5 PURGE b initial")
+WATCHES: dict[str, tuple[int, dict[str, Any], tuple[str, ...], tuple[str, ...]]] = {
+    "last values of history": (5, {}, LAST_VALUES, CHANGES),
+    "last values of unlimited history": (-1, {}, LAST_VALUES, CHANGES),
+    "full history": (5, {"includeHistory": True}, ALL_REVISIONS, CHANGES),
+    "history of one": (1, {"includeHistory": True}, LAST_VALUES, COMPACTED),
+    "updates only": (5, {"updatesOnly": True}, (), CHANGES),
+    "updates only, one revision": (1, {"updatesOnly": True}, (), COMPACTED),
+    "deletes ignored": (5, {"ignoreDeletes": True}, LAST_VALUES[:1], FEWER),
+    "deletes ignored, full history": (
+        *(5, {"ignoreDeletes": True, "includeHistory": True}),
+        *(ALL_REVISIONS[:2], FEWER),
+    ),
+    "values left out": (5, {"metaOnly": True}, WITHOUT_VALUES, ("6 PUT a", "7 DEL a", "8 PUT d")),
+    "from a sequence": (5, {"startSequence": 3}, LAST_VALUES, CHANGES),
+    "from ahead": (5, {"startSequence": 7}, (), COMPACTED),
+}
+
+
+@pytest.mark.parametrize(("history", "options", "first", "then"), WATCHES.values(), ids=WATCHES)
 def test_watch(
-    scene: Scene,
+    shared_server: NatsServer,
+    name: str,
     history: int,
-    options: dict[str, object],
+    options: dict[str, Any],
     first: tuple[str, ...],
     then: tuple[str, ...],
-    initial_through: int,
 ) -> None:
-    play(
-        scene,
-        Create(history),
-        *HISTORY,
-        Run(options),
-        ExpectRows(*first),
-        *LATER,
-        Run(options),
-        ExpectRows(*first, *then),
-        ExpectInitialThrough(initial_through),
-        ExpectNoConsumers(),
-    )
+    url = shared_server.url
+    create_bucket(url, name, history)
+    put_many(url, name, [("a", b"1"), ("b", b"1"), ("a", b"2")])
+    delete(url, name, "c")
+    purge(url, name, "b")
+    with new_query(url, bucket=name, **options) as query:
+        assert [shown(Row(**row)) for row in query.read_new()] == [*first]
+    put(url, name, "a", b"3")
+    delete(url, name, "a")
+    put(url, name, "d", b"1")
+    with new_query(url, offset=query.offset, bucket=name, **options) as query:
+        assert [shown(Row(**row)) for row in query.read_new()] == [*then]
+    assert query.offset["initial_through"] == (6 if options == {"startSequence": 7} else 5)
+    assert consumers(url, name) == []
 
 
 @pytest.mark.parametrize("history", [1, 5])
