@@ -1,10 +1,10 @@
 """The command line: subcommands, exit status, errors in one line.
 
 Exit status: 0 for success; 1 for a failure, or if ``inspect`` found a difference or too much lag; 2
-if the command line, an option, the credentials, the bucket, the table or an installed package must
-be changed; 3 for data loss; 130 after Ctrl-C. Results go to standard output, everything else to
-standard error. An error is one line that names the flags, variables or fields of a context that can
-change it. A subcommand's module is imported when the subcommand is used.
+if the command line, an option, the bucket, the table or an installed package must be changed; 3 for
+data loss; 130 after Ctrl-C. Results go to standard output, everything else to standard error. An
+error is one line that names the flags, variables or fields of a context that can change it. A
+subcommand's module is imported when the subcommand is used.
 """
 
 from __future__ import annotations
@@ -20,17 +20,13 @@ from typing import NoReturn
 
 from nats_stream_source import __version__
 from nats_stream_source.errors import (
-    AuthorizationError,
     ConfigurationError,
     DataLossError,
     NatsSourceError,
     StreamNotFoundError,
-    UndecodableError,
 )
 
 FAILED, USAGE, DATA_LOSS, INTERRUPTED = 1, 2, 3, 130
-
-_USAGE = (ConfigurationError, StreamNotFoundError, AuthorizationError, UndecodableError)
 
 _PACKAGE = "nats_stream_source.cli"
 _COMMANDS = {
@@ -70,7 +66,8 @@ def main(given: Sequence[str] | None = None) -> int:
     except DataLossError as error:
         return _fail(error, DATA_LOSS, arguments.origins)
     except (NatsSourceError, OSError) as error:
-        return _fail(error, USAGE if isinstance(error, _USAGE) else FAILED, arguments.origins)
+        usage = isinstance(error, (ConfigurationError, StreamNotFoundError))
+        return _fail(error, USAGE if usage else FAILED, arguments.origins)
 
 
 class _Formatter(argparse.HelpFormatter):
