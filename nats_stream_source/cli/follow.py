@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nats_stream_source.cli.options import add_connection, connection
 from nats_stream_source.cli.output import terminal_columns
@@ -123,7 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _run(arguments: argparse.Namespace, options: dict[str, str]) -> None:
+def _run(arguments: argparse.Namespace, options: dict[str, Any]) -> None:
     with needs_extra("follow"):
         from nats_stream_source.delta.follower.follower import Follower
     metrics = None
