@@ -224,7 +224,9 @@ class SparkTable:
         # Of the size of the keys Spark knows nothing, and would sort the table to join it.
         wanted = F.broadcast(data_frame(self._spark, of, of.schema).alias("k"))
         found = self.target.toDF().alias("t").join(wanted, reduce(and_, conditions), "left_semi")
-        return found.select(*(F.col(f"t.{quote(name)}") for name in columns)).toArrow()
+        rows = found.select(*(F.col(f"t.{quote(name)}") for name in columns)).toArrow()
+        # A row that a reader does not find has nulls, also in a column that is NOT NULL.
+        return rows.cast(pa.schema([field.with_nullable(True) for field in rows.schema]))
 
     def maintain(self, upkeep: Upkeep) -> MaintenanceResult:
         """See :class:`nats_stream_source.delta.tables.Table`."""

@@ -244,7 +244,8 @@ def _rows_of_stream(server: NatsServer) -> dict[int, str]:
     events = []
     for entry in stored_entries(server.url, "SHOP"):
         event = json.loads(entry.value or b"")
-        events.append((0 if event["op"] == "r" else event["source"]["lsn"], entry.seq, event))
+        if "op" in event:  # a slow engine also sends heartbeats
+            events.append((0 if event["op"] == "r" else event["source"]["lsn"], entry.seq, event))
     rows: dict[int, str] = {}
     for _, _, event in sorted(events, key=lambda one: one[:2]):
         if event["op"] == "d":
