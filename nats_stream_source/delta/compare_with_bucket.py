@@ -140,7 +140,9 @@ def compare_with_bucket(
         layout = Layout.of_entries(schema.names, deletes)
         layout.verify(name, None, schema, None)
     scanned = target.scan(open_row_columns(schema.names), open_rows_where(layout, bucket))
-    rows = _table_rows(select(open_rows(scanned)))
+    found = select(open_rows(scanned))
+    parts = found["key"], found["stream_created"].cast(pa.int64()), found["revision"]
+    rows = [TableRow(*row) for row in zip(*(part.to_pylist() for part in parts), strict=True)]
     # In a separate thread, since the thread of a notebook already runs an event loop.
     with ThreadPoolExecutor(1) as thread:
         search = find_differences(rows, name, bucket, settings, codec)
@@ -303,12 +305,6 @@ def _difference(row: TableRow, entry: Entry | None, info: StreamInfo) -> _Event 
         DELETE: operation != "PUT",
         TIME: end_time,
     }
-
-
-def _table_rows(rows: pa.Table) -> list[TableRow]:
-    micros = rows["stream_created"].cast(pa.int64()).to_pylist()
-    keys, revisions = rows["key"].to_pylist(), rows["revision"].to_pylist()
-    return [TableRow(*row) for row in zip(keys, micros, revisions, strict=True)]
 
 
 def difference_table(events: Sequence[_Event]) -> pa.Table:

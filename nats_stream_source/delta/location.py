@@ -53,7 +53,9 @@ class TableLocation:
     uri: str = field(init=False)
 
     def __post_init__(self) -> None:
-        name = _text(self.table)
+        name = os.fspath(self.table)
+        if not isinstance(self.table, str) and not is_path(name):
+            name = os.path.join(os.curdir, name)
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "uri", _normalised(name) if is_path(name) else name)
         if self.engine not in get_args(Engine):
@@ -186,13 +188,6 @@ def scheme_of(table: str) -> str:
     """The scheme of a URI in lower case; empty for a path."""
     match = _SCHEME.match(table)
     return match[1].lower() if match else ""
-
-
-def _text(table: TableArgument) -> str:
-    if isinstance(table, str):
-        return table
-    name = os.fspath(table)
-    return name if is_path(name) else os.path.join(os.curdir, name)
 
 
 def _normalised(name: str) -> str:

@@ -95,10 +95,6 @@ class Engine(ABC, Generic[_T]):
             EngineRefusedError: this executor cannot change the table.
         """
 
-    def find_state(self) -> _T | None:
-        """The state table beside the table, or None if it does not exist."""
-        return self._state().find()
-
     def merge(self, batch: EventBatch, upkeep: Upkeep | None) -> MergeResult:
         """Merge events into the table and its state table, which are created if need be.
 
@@ -120,7 +116,7 @@ class Engine(ABC, Generic[_T]):
         schema = with_new_columns(self._name, own, layout.table_schema(shape.schema))
         if table is None:
             require_storable_names(self._name, schema)
-        state = self._state()._of_table(table, layout) if layout.has_state else None
+        state = self.state()._of_table(table, layout) if layout.has_state else None
         shape = shape.fitted(schema, None if state is None else state.schema)
         self._verify(shape, table, state)
         result: MergeResult | None = None
@@ -169,7 +165,7 @@ class Engine(ABC, Generic[_T]):
                 raise TableChangedError("another writer has created the table")
         state: _T | None = None
         if layout.has_state:
-            own, beside = layout.state_schema(events), self._state()
+            own, beside = layout.state_schema(events), self.state()
             state = found_state or beside._create(own, layout.state(table.table_id), upkeep)
             state.add_columns(list(own))
         table.add_columns(list(layout.table_schema(events)))
@@ -200,8 +196,8 @@ class Engine(ABC, Generic[_T]):
         """
 
     @abstractmethod
-    def _state(self) -> Engine[_T]:
-        """The engine of the state table."""
+    def state(self) -> Engine[_T]:
+        """The engine of the state table beside the table."""
 
 
 def _stored(of_table: Layout | None) -> Layout | None:

@@ -95,7 +95,8 @@ class DriverEngine(Engine[DriverTable]):
         result = table.change(select, upkeep, self._position)
         return replace(result, newest=newest_created(events)) if result.changed else result
 
-    def _state(self) -> DriverEngine:
+    def state(self) -> DriverEngine:
+        """See :class:`nats_stream_source.delta.tables.Engine`."""
         if self._beside is None:
             beside = self._storage.state()
             self._beside = DriverEngine(

@@ -67,7 +67,6 @@ class RowIndex:
         self._row = np.empty(0, np.uint32)
 
     def __len__(self) -> int:
-        """The number of slots."""
         return len(self._slots)
 
     @property
@@ -184,7 +183,14 @@ class RowIndex:
     def _slots_of(self, rows: pa.Table, keys: Keys) -> Integers:
         """The slots of identities without rows, which get one if they do not have it."""
         slots = self._slots.find(keys)
-        self._require_different(rows, keys, slots)
+        repeated = np.flatnonzero(self._with_rows(slots) >= 0)
+        at = int(repeated[0]) if len(repeated) else keys.first_repeated()
+        if at is not None:
+            values = ", ".join(f"{name}={rows[name][at].as_py()!r}" for name in self._keys)
+            raise ConfigurationError(
+                f"could not use table {self._table!r}: it has several rows with {values}, expected "
+                f"one row per key; remove the duplicates"
+            )
         new = np.flatnonzero(slots < 0)
         slots[new] = self._slots.insert(keys.take(new))
         self._file, self._row = _grown(self._file, len(self)), _grown(self._row, len(self))
@@ -201,16 +207,6 @@ class RowIndex:
         if self._order:
             for part, value in zip(self.order, self._order_values(rows), strict=True):
                 part[slots] = value
-
-    def _require_different(self, rows: pa.Table, keys: Keys, slots: Integers) -> None:
-        repeated = np.flatnonzero(self._with_rows(slots) >= 0)
-        at = int(repeated[0]) if len(repeated) else keys.first_repeated()
-        if at is not None:
-            values = ", ".join(f"{name}={rows[name][at].as_py()!r}" for name in self._keys)
-            raise ConfigurationError(
-                f"could not use table {self._table!r}: it has several rows with {values}, expected "
-                f"one row per key; remove the duplicates"
-            )
 
     def _with_rows(self, slots: Integers) -> Integers:
         """The slots; -1 in place of one without a row."""

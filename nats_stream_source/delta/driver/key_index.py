@@ -132,7 +132,6 @@ class KeyIndex:
         self._runs: list[_Run] = []  # in the order of slots, the largest first
 
     def __len__(self) -> int:
-        """The number of slots."""
         return self._count
 
     @property
@@ -157,7 +156,8 @@ class KeyIndex:
                 if not len(left):
                     break
                 slots = run.slots[at].astype(np.int64)
-                equal = _equal(keys.values.take(pa.array(left)), run.keys.take(pa.array(slots)))
+                pair = keys.values.take(pa.array(left)), run.keys.take(pa.array(slots))
+                equal = pc.equal(*pair).to_numpy(zero_copy_only=False)
                 found[left[equal]] = run.first + slots[equal]
                 left, at = left[~equal], at[~equal] + 1  # another key with this hash comes next
             open_ = open_[found[open_] < 0]
@@ -176,10 +176,6 @@ class KeyIndex:
             last = self._runs.pop()
             self._runs[-1] = _merged(self._runs[-1], last)
         return np.arange(first, self._count)
-
-
-def _equal(one: pa.LargeBinaryArray, other: pa.LargeBinaryArray) -> NDArray[np.bool_]:
-    return pc.equal(one, other).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
 
 
 def _merged(one: _Run, other: _Run) -> _Run:

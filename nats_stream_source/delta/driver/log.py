@@ -31,7 +31,7 @@ import struct
 import time
 import uuid
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -319,13 +319,10 @@ def stored_rows(add: Action) -> int | None:
 
 def _is_action(line: Any) -> bool:
     """Whether a line of an entry is an action; one of an unknown kind may have any value."""
-    return isinstance(line, dict) and bool(line) and all(map(_is_complete, line, line.values()))
-
-
-def _is_complete(kind: str, action: Any) -> bool:
-    required = _REQUIRED.get(kind)
-    return required is None or (
-        isinstance(action, dict) and all(action.get(name) is not None for name in required)
+    return (isinstance(line, dict) and bool(line)) and all(
+        isinstance(line[kind], dict) and all(line[kind].get(name) is not None for name in required)
+        for kind, required in _REQUIRED.items()
+        if kind in line
     )
 
 
@@ -355,25 +352,19 @@ _Z85 = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*
 _B85 = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 _TO_Z85, _FROM_Z85 = bytes.maketrans(_B85, _Z85), bytes.maketrans(_Z85, _B85)
 
-Descriptor = Mapping[str, Any]
-
 
 class VectorError(Exception):
     """A deletion vector is damaged, or of a kind that this module does not read."""
 
 
 class VectorFile:
-    """Builds the file with the vectors of one commit."""
+    """Builds the file with the vectors of one commit; ``name`` is its path within the table."""
 
     def __init__(self) -> None:
-        self._id = uuid.uuid4()
-        self._encoded_id = _encode(self._id.bytes)
+        own = uuid.uuid4()
+        self.name = _file_name("", own)
+        self._encoded_id = _encode(own.bytes)
         self._parts = bytearray(_VERSION)
-
-    @property
-    def name(self) -> str:
-        """The file's path within the table."""
-        return _file_name("", self._id)
 
     def add(self, rows: BitMap64) -> dict[str, Any]:
         """Append the vector of these rows; its descriptor."""
@@ -394,7 +385,7 @@ class VectorFile:
         return bytes(self._parts) if len(self._parts) > len(_VERSION) else b""
 
 
-def vector_path(descriptor: Descriptor) -> str | None:
+def vector_path(descriptor: Action) -> str | None:
     """The path within the table of the file with a vector; None if the descriptor contains it.
 
     Raises:
@@ -409,7 +400,7 @@ def vector_path(descriptor: Descriptor) -> str | None:
     return _file_name(prefix, uuid.UUID(bytes=_decode(name)))
 
 
-def vector_file_name(descriptor: Descriptor) -> str | None:
+def vector_file_name(descriptor: Action) -> str | None:
     """The name of the file with a vector, in whatever directory; None if there is none."""
     if descriptor["storageType"] == "p":
         return posixpath.basename(str(descriptor["pathOrInlineDv"]))
@@ -417,7 +408,7 @@ def vector_file_name(descriptor: Descriptor) -> str | None:
     return None if path is None else posixpath.basename(path)
 
 
-def vector_rows(descriptor: Descriptor, content: bytes, rows: int) -> BitMap64:
+def vector_rows(descriptor: Action, content: bytes, rows: int) -> BitMap64:
     """The removed rows.
 
     Args:

@@ -12,6 +12,7 @@ import os
 import posixpath
 import re
 import uuid
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -178,32 +179,23 @@ class TableObjects:
 
 
 def _remote(uri: str, options: Mapping[str, str]) -> Store:
-    config, client, retry = _split(options)
-    given = {"config": config, "client_options": client, "retry_config": retry}
-    arguments: dict[str, Any] = {name: value for name, value in given.items() if value}
-    try:
-        return from_url(uri, **arguments)
-    except (BaseError, ValueError) as error:
-        raise EngineRefusedError(first_line(error)) from error
-
-
-def _split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str], dict[str, Any]]:
-    """The options of the store, of its HTTP client and of retries."""
-    config: dict[str, str] = {}
-    client: dict[str, str] = {}
-    retry: dict[str, Any] = {}
+    given: defaultdict[str, dict[str, Any]] = defaultdict(dict)
     for name, value in options.items():
         lower = name.lower()
         short = next((lower.removeprefix(p) for p in _PREFIXES if lower.startswith(p)), lower)
         if lower in _REFUSED:
             raise EngineRefusedError(reason(STORE, lower, name))
         if _CLIENT.fullmatch(short):
-            client[short] = value
+            given["client_options"][short] = value
         elif lower == "max_retries":
-            retry["max_retries"] = int(value)
+            given["retry_config"][lower] = int(value)
         elif lower != "retry_timeout" and not lower.startswith("backoff_config."):
-            config[name] = value
-    return config, client, retry
+            given["config"][name] = value
+    arguments: dict[str, Any] = given
+    try:
+        return from_url(uri, **arguments)
+    except (BaseError, ValueError) as error:
+        raise EngineRefusedError(first_line(error)) from error
 
 
 class _Reader(io.RawIOBase):

@@ -88,10 +88,6 @@ class PositionLog:
                 self.stored = found
                 return
 
-    def forget(self) -> None:
-        """Let the next position count, also if it is lower: the stream has changed."""
-        self.stored = None
-
     def actions(self, table: Snapshot, *, changed: bool) -> list[Action] | None:
         """The actions of the position in the next commit of a table; none if it has no position.
 

@@ -225,25 +225,21 @@ class Snapshot:
         gone, returned = {}, []
         for add in new:
             number = removed.get(add["path"])
-            vector = None if number is None else self._grown_vector(number, add)
-            if number is None or vector is None:  # rows came back (RESTORE)
+            if number is not None:
+                file = self.files[number]
+                vector = removed_rows(self.objects, add, file.rows)
+            if number is None or file.vector - vector:  # rows came back (RESTORE)
                 returned.append(add)
                 continue
             del removed[add["path"]]
-            gone[number] = vector - self.files[number].vector
-            self.replace(number, LiveFile(add, self.files[number].rows, vector))
+            gone[number] = vector - file.vector
+            self.replace(number, LiveFile(add, file.rows, vector))
         self._forget(gone, list(removed.values()))
         for number in removed.values():
             self.replace(number, None)
         for add in returned:
             self._add_file(add)
         self._at(commit.version)
-
-    def _grown_vector(self, number: int, add: Action) -> BitMap64 | None:
-        """The vector that a file gets; None if it does not have all rows of the file's own."""
-        file = self.files[number]
-        vector = removed_rows(self.objects, add, file.rows)
-        return None if file.vector - vector else vector
 
     def _forget(self, gone: Mapping[int, BitMap64], removed: Sequence[int]) -> None:
         """Take the rows of files, and all rows of removed files, out of the index."""

@@ -229,7 +229,7 @@ class Run:
             )
             assert resumed is not None  # a mirror has caught up, or does not lag any more
             if resumed.epoch:
-                self._stored.forget()
+                self._stored.stored = None  # the next one counts, also if it is lower
             read = KnownStream(stored.created, stored.stream_seq, stored.time)
             if not resumed.epoch or compare(read, info) is not Identity.RECREATED:
                 if self._starts_later:
@@ -405,7 +405,16 @@ class Run:
         result = await self._in_thread(merge, batches, position)
         if self._stored.stored != stored:
             self._committed = time.monotonic()
-        self._count(result, sum(batch.num_rows for batch in batches))
+        before = self.progress
+        self.progress = replace(
+            before,
+            rows=before.rows + sum(batch.num_rows for batch in batches),
+            changed=before.changed + result.changed,
+            commits=before.commits + (result.changed > 0),
+        )
+        self._pace.add(result)
+        if self._on_merge is not None:
+            self._on_merge(result)
 
     async def _delete_unseen(self, seen: list[pa.Array]) -> None:
         filters = self._scope.filters if self._options.keys else ()
@@ -447,18 +456,6 @@ class Run:
         return self._once and self._complete and self._done >= self._target
 
     # -- figures --------------------------------------------------------------------------------
-
-    def _count(self, result: MergeResult, rows: int) -> None:
-        before = self.progress
-        self.progress = replace(
-            before,
-            rows=before.rows + rows,
-            changed=before.changed + result.changed,
-            commits=before.commits + (result.changed > 0),
-        )
-        self._pace.add(result)
-        if self._on_merge is not None:
-            self._on_merge(result)
 
     def _report(self) -> None:
         info, done = self._info, self._done

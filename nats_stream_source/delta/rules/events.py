@@ -318,7 +318,14 @@ class EventShape:
             ConfigurationError: a part of a value is null that is NOT NULL in the table.
         """
         if self.computed:
-            rows = _with_event_columns(rows, self.layout)
+            entries, order = rows, list(ORDER_COLUMNS)
+            deletes = pc.fill_null(pc.not_equal(entries["operation"], "PUT"), False)
+            rows = entries.append_column(DELETE, deletes)
+            if SEQUENCE in self.layout.order:
+                parts = [entries[name].combine_chunks() for name in order]
+                rows = rows.append_column(SEQUENCE, pa.StructArray.from_arrays(parts, order))
+            if self.layout.times:
+                rows = rows.append_column(TIME, entries["created"])
         return rows if self.target is None else conform(rows, self.target, table)
 
 
@@ -395,13 +402,3 @@ class EventBatch:
     shape: EventShape
     source: EventSource
     reconciles: bool = False
-
-
-def _with_event_columns(entries: pa.Table, layout: Layout) -> pa.Table:
-    deletes = pc.fill_null(pc.not_equal(entries["operation"], "PUT"), False)
-    events = entries.append_column(DELETE, deletes)
-    if SEQUENCE in layout.order:
-        order = [entries[name].combine_chunks() for name in ORDER_COLUMNS]
-        sequence = pa.StructArray.from_arrays(order, list(ORDER_COLUMNS))
-        events = events.append_column(SEQUENCE, sequence)
-    return events.append_column(TIME, entries["created"]) if layout.times else events

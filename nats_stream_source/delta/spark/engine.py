@@ -120,7 +120,8 @@ class SparkEngine(Engine[SparkTable]):
                 return result
             return replace(result, maintained=table.upkeep_after_commit(upkeep))
 
-    def _state(self) -> SparkEngine:
+    def state(self) -> SparkEngine:
+        """See :class:`nats_stream_source.delta.tables.Engine`."""
         path = None if self._path is None else state_name(self._path)
         return SparkEngine(self._spark, state_name(self._name), path)
 

@@ -274,7 +274,7 @@ def maintain(
             )
         result = target.maintain(upkeep)
         if target.layout is not None and target.layout.has_state:
-            state = tables.find_state()
+            state = tables.state().find()
             result += state.maintain(upkeep) if state is not None else MaintenanceResult()
         return result
 

@@ -97,7 +97,10 @@ class InProcessTable:
     def verify_index(self) -> None:
         """The kept indexes of the table and its state equal those that are built from them."""
         self.engine.wait()
-        tables = {self.path: self.engine.table, f"{self.path}__cdc_state": self.engine.find_state()}
+        tables = {
+            self.path: self.engine.table,
+            f"{self.path}__cdc_state": self.engine.state().find(),
+        }
         for path, table in tables.items():
             if table is not None:
                 snapshot = table.indexed()
