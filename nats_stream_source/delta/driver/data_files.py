@@ -36,7 +36,6 @@ from nats_stream_source.delta.driver.log import (
     Action,
     VectorError,
     now_ms,
-    stored_rows,
     vector_path,
     vector_rows,
 )
@@ -172,7 +171,12 @@ class PartitionWriter:
         (sink, writer, statistics), self._file = self._file, None
         writer.close()
         content = sink.getvalue()
-        path = f"{_directory(self._partition)}part-00000-{uuid.uuid4()}-c000.snappy.parquet"
+        # The directory as Hive names it: polars takes the values from there.
+        directory = "".join(
+            f"{quote(name, safe='')}={quote(value or _NULL_PARTITION, safe='')}/"
+            for name, value in self._partition.items()
+        )
+        path = f"{directory}part-00000-{uuid.uuid4()}-c000.snappy.parquet"
         self._objects.put(path, memoryview(content).cast("B"))
         add = {
             "path": quote(path, safe="/="),
@@ -183,14 +187,6 @@ class PartitionWriter:
             "stats": json.dumps(statistics.values()),
         }
         self.files.append((add, statistics.rows))
-
-
-def _directory(partition: Mapping[str, str | None]) -> str:
-    """The directory of a partition as Hive names it: polars takes the values from there."""
-    return "".join(
-        f"{quote(name, safe='')}={quote(value or _NULL_PARTITION, safe='')}/"
-        for name, value in partition.items()
-    )
 
 
 @contextmanager
@@ -231,8 +227,9 @@ def read_data_file(
 
 def file_rows(objects: TableObjects, add: Action) -> int:
     """The number of rows of a data file, by its statistics if it has them."""
-    if (rows := stored_rows(add)) is not None:
-        return rows
+    rows = json.loads(add.get("stats") or "{}").get("numRecords")
+    if rows is not None:
+        return int(rows)
     with _parquet(objects, add) as file:
         return int(file.metadata.num_rows)
 
@@ -328,7 +325,11 @@ class Statistics:
             self._kinds[path] = column.type
             if not _is_bounded(column.type) or column.null_count == len(column):
                 continue
-            bounds: Any = pc.min_max(_comparable(column)).as_py()
+            if pa.types.is_timestamp(column.type):  # Python lacks years beyond 9999
+                column = column.cast(pa.int64())
+            elif pa.types.is_date(column.type):
+                column = column.cast(pa.int32())
+            bounds: Any = pc.min_max(column).as_py()
             low, high = bounds["min"], bounds["max"]
             if pa.types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py():
                 low = high = None
@@ -371,13 +372,6 @@ def _is_bounded(kind: pa.DataType) -> bool:
         or pa.types.is_date(kind)
         or pa.types.is_timestamp(kind)
     )
-
-
-def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Dates and times as numbers: Python lacks years beyond 9999."""
-    if pa.types.is_timestamp(column.type):
-        return column.cast(pa.int64())
-    return column.cast(pa.int32()) if pa.types.is_date(column.type) else column
 
 
 def _bound(choice: Callable[[Any, Any], Any], one: Any, other: Any) -> Any:

@@ -119,10 +119,6 @@ class _Run:
     def __len__(self) -> int:
         return len(self.slots)
 
-    @property
-    def nbytes(self) -> int:
-        return self.hashes.nbytes + self.slots.nbytes + int(self.keys.nbytes)
-
 
 class KeyIndex:
     """Slots by key; see the module."""
@@ -137,7 +133,7 @@ class KeyIndex:
     @property
     def nbytes(self) -> int:
         """The memory of the index in bytes."""
-        return sum(run.nbytes for run in self._runs)
+        return sum(one.hashes.nbytes + one.slots.nbytes + one.keys.nbytes for one in self._runs)
 
     def find(self, keys: Keys) -> Integers:
         """The slot of each key, -1 for a key without one."""

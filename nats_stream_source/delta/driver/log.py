@@ -311,12 +311,6 @@ def _not_tight(statistics: str, rows: int) -> str:
     return json.dumps(values, separators=(",", ":"))
 
 
-def stored_rows(add: Action) -> int | None:
-    """The number of a file's rows by its statistics, removed ones included."""
-    records = json.loads(add.get("stats") or "{}").get("numRecords")
-    return None if records is None else int(records)
-
-
 def _is_action(line: Any) -> bool:
     """Whether a line of an entry is an action; one of an unknown kind may have any value."""
     return (isinstance(line, dict) and bool(line)) and all(

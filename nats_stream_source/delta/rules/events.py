@@ -159,7 +159,14 @@ class ChangeRules:
         )
         for argument, names in lists:
             for name in names or ():
-                _require_column(argument, name, columns)
+                if name in columns:
+                    continue
+                near = difflib.get_close_matches(name, columns, 1)
+                known = f"the columns are {', '.join(columns)}"
+                raise ConfigurationError(
+                    f"could not merge the batch: {argument} has {name!r}, which is not a column of "
+                    f"it; {f'did you mean {near[0]!r}?' if near else known}"
+                )
         selected = self.selected(columns)
         if self.of_entries(columns):
             self._validate_entries(selected)
@@ -210,16 +217,6 @@ def _is_default(given: object, default: object) -> bool:
     parts = given if isinstance(given, tuple) else (given,)
     texts = all(part is None or isinstance(part, str) for part in parts)
     return given is None or (texts and given == default)
-
-
-def _require_column(argument: str, name: str, columns: Sequence[str]) -> None:
-    if name in columns:
-        return
-    near = difflib.get_close_matches(name, columns, 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"the columns are {', '.join(columns)}"
-    raise ConfigurationError(
-        f"could not merge the batch: {argument} has {name!r}, which is not a column of it; {hint}"
-    )
 
 
 def _names(argument: str, given: Iterable[str]) -> tuple[str, ...]:

@@ -126,11 +126,6 @@ class Layout:
         return {PROPERTY: json.dumps(values, separators=(",", ":"))}
 
     @property
-    def is_state(self) -> bool:
-        """Whether this is the layout of a state table."""
-        return bool(self.table_id)
-
-    @property
     def has_state(self) -> bool:
         """Whether a table of this layout has a state table."""
         return self.scd_type == 2 or (self.deletes == "remove" and not self.entries)
@@ -140,12 +135,12 @@ class Layout:
         """The columns that identify a row."""
         if self.scd_type == 1:
             return self.keys
-        return (*self.keys, *(self.order if self.is_state else (START,)))
+        return (*self.keys, *(self.order if self.table_id else (START,)))
 
     @property
     def row_order(self) -> tuple[str, ...]:
         """The columns of a row that order the rows of a key, or the row beside an event."""
-        return (START,) if self.scd_type == 2 and not self.is_state else self.order
+        return (START,) if self.scd_type == 2 and not self.table_id else self.order
 
     @property
     def identified(self) -> list[str]:
@@ -396,12 +391,11 @@ def _require_entry_types(schema: pa.Schema, failed: str, action: str) -> None:
             )
 
 
-def _is_revision(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind)) or (pa.types.is_decimal(kind) and kind.scale == 0)
-
-
 _ENTRY_TYPES = {
-    "revision": (_is_revision, "BIGINT, another integer or DECIMAL(p,0)"),
+    "revision": (
+        lambda kind: pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and kind.scale == 0),
+        "BIGINT, another integer or DECIMAL(p,0)",
+    ),
     "stream_created": (pa.types.is_timestamp, "TIMESTAMP or TIMESTAMP_NTZ"),
     "operation": (lambda kind: sql_type(kind) == "string", "STRING"),
 }
