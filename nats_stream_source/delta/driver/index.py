@@ -224,7 +224,6 @@ class RowIndex:
         return Keys.of(self._encoded(rows, self._keys))
 
     def _encoded(self, table: pa.Table, columns: Sequence[str]) -> pa.LargeBinaryArray:
-        """The values of columns as one for each row."""
         names = list(columns)
         schema = pa.schema([self._schema.field(name) for name in names])
         parts = sequence_parts(table.select(names).cast(schema), names)
@@ -315,7 +314,6 @@ def _from_sequence(
 
 
 def _grown(array: NDArray[_Number], size: int, fill: int = 0) -> NDArray[_Number]:
-    """The array with at least this size."""
     if size <= len(array):
         return array
     grown = np.full(max(size, len(array) + len(array) // 4), fill, array.dtype)

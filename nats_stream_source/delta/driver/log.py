@@ -256,7 +256,6 @@ class DeltaLog:
             raise VersionExistsError(f"version {version} exists") from None
 
     def _checkpoint(self, path: str) -> Iterator[Action]:
-        """The actions of a part of a checkpoint."""
         try:
             file = pq.ParquetFile(pa.BufferReader(self._objects.get(path)))
             table = file.read(columns=_CHECKPOINT_COLUMNS)

@@ -161,7 +161,6 @@ class Snapshot:
         return rows if len(at) == len(rows) else rows.take(pa.array(at))
 
     def _rows_in(self, add: Action, columns: Sequence[str]) -> pa.Table:
-        """Columns of all rows of a data file."""
         rows = self._cache.get(add["path"])
         if rows is None:
             if not self.index.several or add["size"] > LARGEST_FILE:
