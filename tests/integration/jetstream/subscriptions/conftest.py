@@ -27,5 +27,11 @@ async def jetstream(url: str) -> AsyncIterator[JetStream]:
 
 
 @pytest.fixture
+def stream(url: str) -> str:
+    """An empty stream."""
+    return make_stream(url)
+
+
+@pytest.fixture
 def published(url: str) -> str:
     return make_stream(url, 5)

@@ -66,13 +66,11 @@ async def test_ordered_subscription_start_positions(
     assert consumers_of(url, stream) == []
 
 
-async def test_ordered_subscription_start_time(url: str, jetstream: JetStream) -> None:
-    stream = make_stream(url, 5)
-
-    third = await jetstream.message(stream, seq=3)
+async def test_ordered_subscription_start_time(jetstream: JetStream, published: str) -> None:
+    third = await jetstream.message(published, seq=3)
     assert third is not None
     config = ConsumerConfig(deliver_policy="by_start_time", opt_start_time=third.time)
-    async with await subscribe_ordered(jetstream, stream=stream, config=config) as found:
+    async with await subscribe_ordered(jetstream, stream=published, config=config) as found:
         assert await sequences(found, 3) == [3, 4, 5]
 
 
@@ -90,48 +88,47 @@ async def test_ordered_subscription_survives_lost_consumer(url: str, jetstream: 
 
 
 @pytest.mark.parametrize("count", [0, 5])
-async def test_ordered_subscription_is_complete_after_initial_values(url: str, count: int) -> None:
+async def test_ordered_subscription_is_complete_after_initial_values(
+    url: str, jetstream: JetStream, count: int
+) -> None:
     """A new consumer does not skip what is not the last of its subject any more."""
     stream = make_stream(url, count)
-
-    async with connected(url) as jetstream:
-        config = ConsumerConfig(deliver_policy="last_per_subject", idle_heartbeat=0.1)
-        async with await subscribe_ordered(jetstream, stream=stream, config=config) as subscription:
-            waiting = asyncio.create_task(sequences(subscription, count + 1))
-            await wait_until_async(lambda: bool(consumers_of(url, stream)), "a consumer")
-            await asyncio.to_thread(fill, url, stream, 1)
-            assert await waiting == list(range(1, count + 2))
-            (name,) = consumers_of(url, stream)
-            api(url, f"CONSUMER.DELETE.{stream}.{name}")
-            for _ in range(3):
-                await asyncio.to_thread(fill, url, stream, 1)  # always the same subject
-            assert await sequences(subscription, 3) == list(range(count + 2, count + 5))
-            assert subscription.reader.cursor.rebuilds
+    config = ConsumerConfig(deliver_policy="last_per_subject", idle_heartbeat=0.1)
+    async with await subscribe_ordered(jetstream, stream=stream, config=config) as subscription:
+        waiting = asyncio.create_task(sequences(subscription, count + 1))
+        await wait_until_async(lambda: bool(consumers_of(url, stream)), "a consumer")
+        await asyncio.to_thread(fill, url, stream, 1)
+        assert await waiting == list(range(1, count + 2))
+        (name,) = consumers_of(url, stream)
+        api(url, f"CONSUMER.DELETE.{stream}.{name}")
+        for _ in range(3):
+            await asyncio.to_thread(fill, url, stream, 1)  # always the same subject
+        assert await sequences(subscription, 3) == list(range(count + 2, count + 5))
+        assert subscription.reader.cursor.rebuilds
 
 
 @pytest.mark.parametrize("policy", ["all", "new"])
-async def test_stream_rolled_back_and_grown_again(url: str, policy: str) -> None:
-    stream = make_stream(url, 5)
-    restore = back_up(url, stream)
-    fill(url, stream, 5)
+async def test_stream_rolled_back_and_grown_again(url: str, policy: str, published: str) -> None:
+    restore = back_up(url, published)
+    fill(url, published, 5)
     config = ConsumerConfig(deliver_policy=policy, idle_heartbeat=0.1)
 
     async with (
         connected(url) as jetstream,
-        await subscribe_ordered(jetstream, f"{stream}.>", config=config) as subscription,
+        await subscribe_ordered(jetstream, f"{published}.>", config=config) as subscription,
     ):
         await sequences(subscription, 10 if policy == "all" else 0)
 
         def roll_back() -> None:
             restore()
-            fill(url, stream, 10)
+            fill(url, published, 10)
 
         waiting = asyncio.ensure_future(subscription.next(60))
-        await wait_until_async(lambda: consumers_of(url, stream), "a consumer")
+        await wait_until_async(lambda: consumers_of(url, published), "a consumer")
         await asyncio.to_thread(roll_back)
         with pytest.raises(DataLossError, match="rolled back during the read: sequence 10 "):
             await waiting
-    assert consumers_of(url, stream) == []
+    assert consumers_of(url, published) == []
 
 
 @pytest.mark.parametrize("limits", CONSUMER_LIMITS, ids=str)
@@ -153,27 +150,27 @@ def linked() -> Iterator[HubAndLeaf]:
 
 
 @pytest.mark.parametrize("kind", [subscribe, subscribe_pull, subscribe_ordered])
-async def test_consumer_waits_for_sequence(url: str, jetstream: JetStream, kind: Any) -> None:
-    stream = make_stream(url, 5)
-
+async def test_consumer_waits_for_sequence(
+    url: str, jetstream: JetStream, kind: Any, published: str
+) -> None:
     with pytest.raises(MinLastSequenceError) as raised:
-        await kind(jetstream, stream=stream, min_last_seq=6, reach_timeout=0.5)
+        await kind(jetstream, stream=published, min_last_seq=6, reach_timeout=0.5)
     assert (raised.value.code, raised.value.err_code) == (412, 10180)
-    assert consumers_of(url, stream) == []
-    waiting = asyncio.create_task(kind(jetstream, stream=stream, min_last_seq=6))
+    assert consumers_of(url, published) == []
+    waiting = asyncio.create_task(kind(jetstream, stream=published, min_last_seq=6))
     await asyncio.sleep(0)
     assert not waiting.done()
-    await asyncio.to_thread(fill, url, stream, 1)
+    await asyncio.to_thread(fill, url, published, 1)
     subscription = await waiting
     if kind is subscribe:
-        info = await jetstream.consumer_info(stream, subscription.info.name)
+        info = await jetstream.consumer_info(published, subscription.info.name)
         assert info["delivered"]["stream_seq"] + info["num_pending"] == 6
     if kind is subscribe_pull:
         assert subscription.info.num_pending == 6
     found = [(await anext(subscription)).metadata.stream_seq for _ in range(6)]
     assert found == [1, 2, 3, 4, 5, 6]
     await subscription.unsubscribe()
-    assert consumers_of(url, stream) == []
+    assert consumers_of(url, published) == []
 
 
 @pytest.mark.parametrize("kind", [subscribe, subscribe_pull, subscribe_ordered])

@@ -53,11 +53,9 @@ def seqs(messages: list[JsMessage]) -> list[int]:
 
 
 async def test_fetch_returns_available_messages_and_hides_statuses(
-    url: str, jetstream: JetStream
+    url: str, jetstream: JetStream, published: str
 ) -> None:
-    stream = make_stream(url, 5)
-
-    async with await pull_on(jetstream, stream) as pull:
+    async with await pull_on(jetstream, published) as pull:
         assert seqs(await pull.fetch(2)) == [1, 2]
         # 404: no more now. Neither shown nor counted.
         assert seqs(await pull.fetch(10, None)) == [3, 4, 5]
@@ -66,8 +64,8 @@ async def test_fetch_returns_available_messages_and_hides_statuses(
         assert await pull.fetch(10, 0.05) == []
         assert await pull.fetch(10, 0.6) == []
         waiting = asyncio.create_task(pull.fetch(3, 5))
-        await a_request_waits(url, stream)
-        await asyncio.to_thread(fill, url, stream, 3)
+        await a_request_waits(url, published)
+        await asyncio.to_thread(fill, url, published, 3)
         assert seqs(await waiting) == [6, 7, 8]
 
 
@@ -114,9 +112,9 @@ async def test_max_bytes_ends_request(url: str, jetstream: JetStream) -> None:
         assert [(await anext(pull)).metadata.stream_seq for _ in range(5)] == [6, 7, 8, 9, 10]
 
 
-async def test_consumer_deleted_while_requested(url: str, jetstream: JetStream) -> None:
-    stream = make_stream(url)
-
+async def test_consumer_deleted_while_requested(
+    url: str, jetstream: JetStream, stream: str
+) -> None:
     pull = await pull_on(jetstream, stream)
     for ask in (lambda: pull.fetch(1, 10), lambda: anext(pull)):
         waiting: asyncio.Task[Any] = asyncio.ensure_future(ask())
@@ -131,16 +129,17 @@ async def test_consumer_deleted_while_requested(url: str, jetstream: JetStream) 
     await pull.unsubscribe()
 
 
-async def test_cancelled_caller_returns_messages(url: str, jetstream: JetStream) -> None:
-    stream = make_stream(url, 5)
-
-    async with await pull_on(jetstream, stream, ack_wait=60.0) as pull:
+async def test_cancelled_caller_returns_messages(
+    url: str, jetstream: JetStream, published: str
+) -> None:
+    async with await pull_on(jetstream, published, ack_wait=60.0) as pull:
         waiting = asyncio.create_task(pull.fetch(10, 20))
         await wait_until_async(
-            lambda: consumer_info(url, stream, "d")["num_ack_pending"] == 5, "five were delivered"
+            lambda: consumer_info(url, published, "d")["num_ack_pending"] == 5,
+            "five were delivered",
         )
         # The response follows the messages on the connection: all five were received.
-        await jetstream.stream_info(stream)
+        await jetstream.stream_info(published)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
@@ -149,19 +148,20 @@ async def test_cancelled_caller_returns_messages(url: str, jetstream: JetStream)
         assert {message.metadata.delivered for message in again} == {2}
 
 
-async def test_iteration_abandoned_returns_messages(url: str, jetstream: JetStream) -> None:
-    stream = make_stream(url, 5)
-    make_consumer(url, stream, "d", ack_wait=60_000_000_000)
+async def test_iteration_abandoned_returns_messages(
+    url: str, jetstream: JetStream, published: str
+) -> None:
+    make_consumer(url, published, "d", ack_wait=60_000_000_000)
 
-    async with await pull_on(jetstream, stream) as pull:
+    async with await pull_on(jetstream, published) as pull:
         first = await anext(pull)
         await first.ack()
         await wait_until_async(
-            lambda: consumer_info(url, stream, "d")["delivered"]["stream_seq"] == 5,
+            lambda: consumer_info(url, published, "d")["delivered"]["stream_seq"] == 5,
             "all have arrived",
         )
         await flushed(jetstream.connection.client)
-    async with await pull_on(jetstream, stream) as pull:
+    async with await pull_on(jetstream, published) as pull:
         assert sorted(seqs(await pull.fetch(4, 5))) == [2, 3, 4, 5]
 
 
@@ -272,9 +272,7 @@ async def test_lost_connection_does_not_end_iteration(shared_server: NatsServer)
             assert (await waiting).metadata.stream_seq == 4
 
 
-async def test_closed_connection_is_error(url: str, jetstream: JetStream) -> None:
-    stream = make_stream(url)
-
+async def test_closed_connection_is_error(url: str, jetstream: JetStream, stream: str) -> None:
     pull = await pull_on(jetstream, stream)
     waiting = asyncio.create_task(pull.fetch(1, 30))
     await a_request_waits(url, stream)
@@ -283,23 +281,22 @@ async def test_closed_connection_is_error(url: str, jetstream: JetStream) -> Non
         await asyncio.wait_for(waiting, 60)
 
 
-async def test_request_refused_is_retried_later(url: str) -> None:
-    stream = make_stream(url)
+async def test_request_refused_is_retried_later(
+    url: str, jetstream: JetStream, stream: str
+) -> None:
     make_consumer(url, stream, "d")
-
-    async with connected(url) as jetstream:
-        errors: list[Exception] = []
-        async with await subscribe_pull(
-            jetstream, stream=stream, bind="d", on_error=errors.append
-        ) as pull:
-            await asyncio.to_thread(make_consumer, url, stream, "d", max_batch=10)
-            waiting = asyncio.create_task(anext(pull))
-            await wait_until_async(lambda: len(errors) >= 4, "a few refusals")
-            assert len(errors) < 8
-            assert {type(error) for error in errors} == {ConflictStatusError}
-            pull.batch = 10
-            await asyncio.to_thread(fill, url, stream, 1)
-            assert (await waiting).metadata.stream_seq == 1
+    errors: list[Exception] = []
+    async with await subscribe_pull(
+        jetstream, stream=stream, bind="d", on_error=errors.append
+    ) as pull:
+        await asyncio.to_thread(make_consumer, url, stream, "d", max_batch=10)
+        waiting = asyncio.create_task(anext(pull))
+        await wait_until_async(lambda: len(errors) >= 4, "a few refusals")
+        assert len(errors) < 8
+        assert {type(error) for error in errors} == {ConflictStatusError}
+        pull.batch = 10
+        await asyncio.to_thread(fill, url, stream, 1)
+        assert (await waiting).metadata.stream_seq == 1
 
 
 @pytest.mark.parametrize("count", [0, 3])

@@ -146,8 +146,7 @@ async def test_acknowledgement_unpublishable_is_error(jetstream: JetStream, publ
         await subscription.unsubscribe()
 
 
-async def test_metadata_and_headers(url: str, jetstream: JetStream) -> None:
-    stream = make_stream(url)
+async def test_metadata_and_headers(url: str, jetstream: JetStream, stream: str) -> None:
     headers = {"Status": "404", "Nats-Consumer-Stalled": "no"}
     publish(url, [(f"{stream}.a", b"data", headers)])
 
@@ -170,10 +169,8 @@ async def test_metadata_and_headers(url: str, jetstream: JetStream) -> None:
 
 @pytest.mark.parametrize("kind", [subscribe, subscribe_ordered])
 async def test_callers_waiting_have_own_deadlines(
-    url: str, jetstream: JetStream, kind: Any
+    url: str, jetstream: JetStream, kind: Any, stream: str
 ) -> None:
-    stream = make_stream(url)
-
     async with await kind(jetstream, stream=stream) as subscription:
         waiting = [asyncio.create_task(subscription.next()) for _ in range(3)]
         await asyncio.sleep(0)
@@ -184,9 +181,9 @@ async def test_callers_waiting_have_own_deadlines(
         assert sorted(message.metadata.stream_seq for message in received) == [1, 2, 3]
 
 
-async def test_slow_caller_error_names_dropped_count(url: str, jetstream: JetStream) -> None:
-    stream = make_stream(url)
-
+async def test_slow_caller_error_names_dropped_count(
+    url: str, jetstream: JetStream, stream: str
+) -> None:
     none = ConsumerConfig(ack_policy="none")
     async with await subscribe(
         jetstream, stream=stream, config=none, pending_bytes=100_000
@@ -228,9 +225,9 @@ async def test_closed_connection_is_error(jetstream: JetStream, published: str) 
         await asyncio.wait_for(waiting, 60)
 
 
-async def test_stream_deleted_while_subscribed_is_error(url: str, jetstream: JetStream) -> None:
-    stream = make_stream(url)
-
+async def test_stream_deleted_while_subscribed_is_error(
+    url: str, jetstream: JetStream, stream: str
+) -> None:
     config = ConsumerConfig(idle_heartbeat=0.1)
     subscription = await subscribe(jetstream, stream=stream, config=config)
     waiting = asyncio.create_task(anext(subscription))
@@ -438,9 +435,7 @@ async def test_callback_exception_is_reported(
     assert consumers_of(url, published) == []
 
 
-async def test_unsubscribe_ends_waiting_reads(url: str, jetstream: JetStream) -> None:
-    stream = make_stream(url)
-
+async def test_unsubscribe_ends_waiting_reads(jetstream: JetStream, stream: str) -> None:
     subscriptions: list[Any] = [
         await subscribe(jetstream, stream=stream),
         await subscribe_ordered(jetstream, stream=stream),
