@@ -93,17 +93,15 @@ def consumer_count(url: str) -> int:
 
 
 @pytest.mark.parametrize("size", [0, 1, 131_072, 131_073, 1_000_000])
-async def test_object_roundtrip(url: str, size: int) -> None:
+async def test_object_roundtrip(url: str, store: ObjectStore, size: int) -> None:
     data = MEGABYTE[:size]
-
-    async with opened_store(url) as store:
-        info = await store.put("a/b c.ü", data, description="it", metadata={"m": "1"})
-        assert (info.size, info.chunks) == (size, -(-size // 131_072))
-        assert info.sequence == info.chunks + 1
-        found = await store.info("a/b c.ü", min_last_seq=info.sequence)
-        assert found == replace(info, modified_ns=found.modified_ns)
-        assert found.modified_ns > 0
-        assert await store.get("a/b c.ü", min_last_seq=info.sequence) == data
+    info = await store.put("a/b c.ü", data, description="it", metadata={"m": "1"})
+    assert (info.size, info.chunks) == (size, -(-size // 131_072))
+    assert info.sequence == info.chunks + 1
+    found = await store.info("a/b c.ü", min_last_seq=info.sequence)
+    assert found == replace(info, modified_ns=found.modified_ns)
+    assert found.modified_ns > 0
+    assert await store.get("a/b c.ü", min_last_seq=info.sequence) == data
     assert consumer_count(url) == 0
 
 
@@ -146,27 +144,26 @@ async def test_object_deleted(url: str, store: ObjectStore) -> None:
     assert await store.get("a") == b"again"
 
 
-async def test_watch_reports_objects(url: str) -> None:
-    async with opened_store(url) as store:
-        await store.put("a", b"1")
-        await store.put("b", b"1")
-        watch = store.watch()
-        seen = []
-        async for info in watch:
-            seen.append(info and (info.name, info.size, info.deleted))
-            if len(seen) == 3:
-                await store.put("a", b"12")
-                await store.delete("b")
-            if len(seen) == 5:
-                break
-        await watch.aclose()
-        assert seen == [
-            *(("a", 1, False), ("b", 1, False), None),
-            *(("a", 2, False), ("b", 0, True)),
-        ]
-        watch = store.watch(updates_only=True)
-        assert await watch.__anext__() is None
-        await watch.aclose()
+async def test_watch_reports_objects(url: str, store: ObjectStore) -> None:
+    await store.put("a", b"1")
+    await store.put("b", b"1")
+    watch = store.watch()
+    seen = []
+    async for info in watch:
+        seen.append(info and (info.name, info.size, info.deleted))
+        if len(seen) == 3:
+            await store.put("a", b"12")
+            await store.delete("b")
+        if len(seen) == 5:
+            break
+    await watch.aclose()
+    assert seen == [
+        *(("a", 1, False), ("b", 1, False), None),
+        *(("a", 2, False), ("b", 0, True)),
+    ]
+    watch = store.watch(updates_only=True)
+    assert await watch.__anext__() is None
+    await watch.aclose()
     assert consumer_count(url) == 0
 
 
@@ -465,7 +462,6 @@ async def test_domain_without_mapping_of_writes() -> None:
     with hub_and_leaf() as both:
         async with opened_store(both.hub.url) as store:
             await ObjectStore.create(store.jetstream, "b")
-        async with opened_store(both.hub.url) as store:
             await store.put("a", b"1")
         async with opened_store(both.leaf.url, api_prefix=api_prefix(domain="hub")) as store:
             assert await store.get("a") == b"1"
