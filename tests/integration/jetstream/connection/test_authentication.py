@@ -17,19 +17,10 @@ from nats.aio.transport import TcpTransport, WebSocketTransport
 
 from nats_stream_source.connection.connection import Connection, ConnectionSettings
 from nats_stream_source.errors import ConfigurationError, NatsSourceError, TlsError
+from tests.integration.jetstream.connection import authentication as ways
 from tests.integration.jetstream.connection.authentication import (
-    HANDSHAKE_FIRST,
-    JWT,
-    MAPPED,
     MARKS,
-    MUTUAL,
-    NKEY,
-    PASSWORD,
     SECRET,
-    SECURE_WEBSOCKET,
-    TLS,
-    TOKEN,
-    WEBSOCKET,
     Running,
     Way,
     World,
@@ -45,32 +36,34 @@ pytestmark = MARKS
 
 
 WAYS = {
-    "user and password": PASSWORD,
-    "token": TOKEN,
-    "nkey": NKEY,
-    "credentials file": JWT,
-    "credentials content": Way(JWT.config, lambda world: {"credentials_content": world.content}),
+    "user and password": ways.PASSWORD,
+    "token": ways.TOKEN,
+    "nkey": ways.NKEY,
+    "credentials file": ways.JWT,
+    "credentials content": Way(
+        ways.JWT.config, lambda world: {"credentials_content": world.content}
+    ),
     "credentials file, Windows line ends": Way(
-        JWT.config,
+        ways.JWT.config,
         lambda world: {
             "credentials": world.write("crlf.creds", world.content.replace("\n", "\r\n"))
         },
     ),
-    "TLS": TLS,
-    "TLS, demanded by the server": Way(TLS.config, TLS.client, scheme="nats"),
+    "TLS": ways.TLS,
+    "TLS, demanded by the server": Way(ways.TLS.config, ways.TLS.client, scheme="nats"),
     "TLS, left to the client": Way(
-        lambda world: world.tls() + "allow_non_tls: true", TLS.client, scheme="tls"
+        lambda world: world.tls() + "allow_non_tls: true", ways.TLS.client, scheme="tls"
     ),
-    "TLS handshake first": HANDSHAKE_FIRST,
-    "mutual TLS": MUTUAL,
-    "mutual TLS, mapped to a user": MAPPED,
+    "TLS handshake first": ways.HANDSHAKE_FIRST,
+    "mutual TLS": ways.MUTUAL,
+    "mutual TLS, mapped to a user": ways.MAPPED,
     "TLS and credentials": Way(
-        lambda world: TLS.config(world) + JWT.config(world),
-        lambda world: TLS.client(world) | JWT.client(world),
+        lambda world: ways.TLS.config(world) + ways.JWT.config(world),
+        lambda world: ways.TLS.client(world) | ways.JWT.client(world),
         scheme="tls",
     ),
-    "websocket": WEBSOCKET,
-    "websocket with TLS": SECURE_WEBSOCKET,
+    "websocket": ways.WEBSOCKET,
+    "websocket with TLS": ways.SECURE_WEBSOCKET,
 }
 
 
@@ -103,7 +96,7 @@ async def test_encryption_is_real(running: Callable[[Way], Running]) -> None:
 
 
 async def test_server_trusted_of_two(world: World, running: Callable[[Way], Running]) -> None:
-    good, bad = running(TLS), running(tls_server(lambda world: world.expired))
+    good, bad = running(ways.TLS), running(tls_server(lambda world: world.expired))
     for urls in ((bad.url, good.url), (good.url, bad.url)):
         assert await let_in(good.connection_settings(servers=urls)) == "let in"
     with pytest.raises(TlsError, match="has expired"):
@@ -136,7 +129,7 @@ async def test_renewed_file_is_used_at_next_reconnect(
     world: World, running: Callable[[Way], Running]
 ) -> None:
     """Also where the file was missing or half written in between: nats-py must not give up."""
-    at = running(JWT)
+    at = running(ways.JWT)
     path = world.write("renewed.creds", world.operator.credentials())
     write = Path(path).write_text
     seen: list[Exception] = []
@@ -163,9 +156,9 @@ async def test_renewed_file_is_used_at_next_reconnect(
 async def test_renewed_client_certificate_is_used_at_next_reconnect(
     world: World, running: Callable[[Way], Running]
 ) -> None:
-    at = running(MUTUAL)
+    at = running(ways.MUTUAL)
     other = running(
-        Way(lambda world: MUTUAL.config(world).replace(world.ca.path, world.other_ca.path))
+        Way(lambda world: ways.MUTUAL.config(world).replace(world.ca.path, world.other_ca.path))
     )
     mine = [Path(world.write(name, "")) for name in ("renewed-cert.pem", "renewed-key.pem")]
 

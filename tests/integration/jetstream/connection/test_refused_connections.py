@@ -19,18 +19,10 @@ from nats_stream_source.errors import (
     NatsSourceError,
     TlsError,
 )
+from tests.integration.jetstream.connection import authentication as ways
 from tests.integration.jetstream.connection.authentication import (
-    HANDSHAKE_FIRST,
-    JWT,
-    MAPPED,
     MARKS,
-    MUTUAL,
-    NKEY,
-    PASSWORD,
     SECRET,
-    SECURE_WEBSOCKET,
-    TLS,
-    TOKEN,
     Way,
     World,
     let_in,
@@ -57,91 +49,91 @@ BAD_SEED = CREDENTIALS.format(jwt="e30.e30.sig", seed="SUXXX")
 
 WRONG: dict[str, Wrong] = {
     "a wrong password": (
-        PASSWORD,
+        ways.PASSWORD,
         lambda world: {"password": "hunter2"},
         AuthorizationError,
         "refused the credentials: check 'user' and 'password'",
     ),
     "a wrong token": (
-        TOKEN,
+        ways.TOKEN,
         lambda world: {"token": "hunter2"},
         AuthorizationError,
         "refused the credentials: check 'token'",
     ),
     "no credentials": (
-        PASSWORD,
+        ways.PASSWORD,
         lambda world: {"user": None, "password": None},
         AuthorizationError,
         "refused the credentials: none are set.*'credentials', 'nkey_seed_file', 'user'",
     ),
     "an nkey that the server does not know": (
-        NKEY,
+        ways.NKEY,
         lambda world: {"nkey_seed_file": world.write("new.seed", Nkey("USER").seed)},
         AuthorizationError,
         "refused the credentials: check 'nkey_seed_file'",
     ),
     "credentials of another operator": (
-        JWT,
+        ways.JWT,
         lambda world: {"credentials": world.write("x.creds", Operator().credentials())},
         AuthorizationError,
         "refused the credentials: check 'credentials'",
     ),
     "credentials that have expired": (
-        JWT,
+        ways.JWT,
         lambda world: {"credentials": world.write("o.creds", world.operator.credentials(lasts=-9))},
         AuthorizationError,
         r"refused the credentials: the user JWT in 'credentials' expired at 20\d\d-",
     ),
     "a token longer than a line": (
-        TOKEN,
+        ways.TOKEN,
         lambda world: {"token": "hunter2" * 600},
         ConfigurationError,
         "the CONNECT line, with 'token', is longer than the server's max_control_line",
     ),
     "no credentials file": (
-        JWT,
+        ways.JWT,
         lambda world: {"credentials": str(world.directory / "none.creds")},
         ConfigurationError,
         r"'credentials': .*none\.creds cannot be read \(No such file.*on every machine",
     ),
     "credentials that are no text": (
-        JWT,
+        ways.JWT,
         lambda world: {"credentials": _bytes(world, "b.creds", b"\xff\xfe\x80")},
         ConfigurationError,
         "'credentials': .* is not a text file",
     ),
     "credentials without a seed": (
-        JWT,
+        ways.JWT,
         _file("credentials", "s.creds", NO_SEED),
         ConfigurationError,
         "'credentials': .*s.creds holds no nkey seed",
     ),
     "credentials with a broken seed": (
-        JWT,
+        ways.JWT,
         _file("credentials", "k.creds", BAD_SEED),
         ConfigurationError,
         "k.creds: its seed is not a user's nkey seed",
     ),
     "content without a seed": (
-        JWT,
+        ways.JWT,
         lambda world: {"credentials": None, "credentials_content": NO_SEED},
         ConfigurationError,
         "'credentials_content' holds no nkey seed",
     ),
     "an account's seed": (
-        NKEY,
+        ways.NKEY,
         lambda world: {"nkey_seed_file": world.write("a.seed", Nkey("ACCOUNT").seed)},
         ConfigurationError,
         r"a\.seed holds no user's nkey seed",
     ),
     "a server that does not encrypt": (
-        PASSWORD,
+        ways.PASSWORD,
         lambda world: {"tls_ca_file": world.ca.path},
         TlsError,
         "does not encrypt, and TLS was asked for.*nothing was sent",
     ),
     "an authority that nobody knows": (
-        TLS,
+        ways.TLS,
         lambda world: {"tls_ca_file": None},
         TlsError,
         "unknown authority .*'tls_ca_file'",
@@ -159,74 +151,74 @@ WRONG: dict[str, Wrong] = {
         "certificate has expired",
     ),
     "no client's certificate": (
-        MUTUAL,
+        ways.MUTUAL,
         lambda world: {"tls_cert_file": None, "tls_key_file": None},
         TlsError,
         "asks for a client's certificate; set 'tls_cert_file'",
     ),
     "a client's certificate of another authority": (
-        MUTUAL,
+        ways.MUTUAL,
         _cert(lambda world: world.stranger),
         TlsError,
         "'tls_cert_file'",
     ),
     "a client's certificate that has expired": (
-        MUTUAL,
+        ways.MUTUAL,
         _cert(lambda world: world.expired_client),
         TlsError,
         "'tls_cert_file'",
     ),
     "a certificate of no user": (
-        MAPPED,
+        ways.MAPPED,
         _cert(lambda world: world.server),
         AuthorizationError,
         "none are set beside the certificate in 'tls_cert_file'",
     ),
     "another certificate's key": (
-        MUTUAL,
+        ways.MUTUAL,
         lambda world: {"tls_key_file": world.server.key},
         ConfigurationError,
         "'tls_cert_file' and 'tls_key_file': .* are not a PEM certificate and its private key",
     ),
     "a key with a passphrase": (
-        MUTUAL,
+        ways.MUTUAL,
         _cert(lambda world: world.locked),
         ConfigurationError,
         "'tls_key_file': .*locked-key.pem is encrypted",
     ),
     "no file of authorities": (
-        TLS,
+        ways.TLS,
         lambda world: {"tls_ca_file": str(world.directory / "none.pem")},
         ConfigurationError,
         r"'tls_ca_file': .*none\.pem cannot be read",
     ),
     "authorities that are none": (
-        TLS,
+        ways.TLS,
         _file("tls_ca_file", "text.pem", "nothing\n"),
         ConfigurationError,
         r"'tls_ca_file': .*text\.pem holds no PEM certificate",
     ),
     "a handshake first that nobody expects": (
-        TLS,
+        ways.TLS,
         lambda world: {"tls_handshake_first": True, "connect_timeout": 1.0},
         ConnectError,
         # Which one, the greeting decides: it comes before the handshake begins, or into it.
         "leave 'tls_handshake_first' out|'tls_handshake_first' must be left out",
     ),
     "no handshake where the server waits for it": (
-        HANDSHAKE_FIRST,
+        ways.HANDSHAKE_FIRST,
         lambda world: {"tls_handshake_first": False, "connect_timeout": 1.0},
         ConnectError,
         "within 1 s .*'tls_handshake_first' must be set",
     ),
     "wss with another authority": (
-        SECURE_WEBSOCKET,
+        ways.SECURE_WEBSOCKET,
         lambda world: {"tls_ca_file": world.other_ca.path},
         TlsError,
         "unknown authority .*'tls_ca_file'",
     ),
     "wss with the handshake first": (
-        SECURE_WEBSOCKET,
+        ways.SECURE_WEBSOCKET,
         lambda world: {"tls_handshake_first": True},
         ConfigurationError,
         "'tls_handshake_first' is not for wss",
@@ -245,7 +237,7 @@ def servers(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     started: dict[str, tuple[NatsServer, str]] = {}
 
     def at(way: Way) -> str:
-        key = f"{way.config(world)} {way.websocket}" if way is not JWT else "JWT"
+        key = f"{way.config(world)} {way.websocket}" if way is not ways.JWT else "JWT"
         if key not in started:
             started[key] = way.start(world, tmp_path_factory.mktemp("server") / "server.conf")
         return started[key][1]
