@@ -38,9 +38,15 @@ from tests.support.wait import wait_until
 pytestmark = pytest.mark.servers
 
 
-async def test_batches(shared_server: NatsServer) -> None:
-    url, name = shared_server.url, "BATCH"
-    skip_before(url, 11)
+@pytest.fixture
+def url(shared_server: NatsServer) -> str:
+    """A server that has batches."""
+    skip_before(shared_server.url, 11)
+    return shared_server.url
+
+
+async def test_batches(url: str) -> None:
+    name = "BATCH"
     make(url, name, 50)
     api(url, f"STREAM.MSG.DELETE.{name}", {"seq": 7})
     api(url, f"STREAM.MSG.DELETE.{name}", {"seq": 50})
@@ -75,9 +81,7 @@ async def test_stream_empty(shared_server: NatsServer) -> None:
         assert await seqs(get.last_for(["EMPTY.a"])) == []
 
 
-async def test_pages_have_requested_size_and_columns(shared_server: NatsServer) -> None:
-    url = shared_server.url
-    skip_before(url, 11)
+async def test_pages_have_requested_size_and_columns(url: str) -> None:
     make(url, "PAGES", 20)
 
     async with direct_get(url, "PAGES") as get:
@@ -89,10 +93,8 @@ async def test_pages_have_requested_size_and_columns(shared_server: NatsServer) 
         assert [page.stream_seq.tolist() for page in pages] == [[1], [2], [3]]
 
 
-async def test_batch_contains_messages_of_its_start(shared_server: NatsServer) -> None:
+async def test_batch_contains_messages_of_its_start(url: str) -> None:
     """Under steady writes it ends, and shows nothing of later."""
-    url = shared_server.url
-    skip_before(url, 11)
     make(url, "STEADY", 20)
 
     async with direct_get(url, "STEADY") as get:
@@ -139,9 +141,7 @@ async def test_server_without_batches(shared_server: NatsServer) -> None:
                 await call
 
 
-async def test_batches_concurrent_on_one_connection(shared_server: NatsServer) -> None:
-    url = shared_server.url
-    skip_before(url, 11)
+async def test_batches_concurrent_on_one_connection(url: str) -> None:
     make(url, "SHARED", 100)
 
     async with direct_get(url, "SHARED") as get:
@@ -182,10 +182,9 @@ def test_server_responses_are_as_documented(shared_server: NatsServer) -> None:
 
 
 @pytest.mark.parametrize("delete", [True, False], ids=["made again", "deleted"])
-async def test_stream_deleted_between_pages(shared_server: NatsServer, delete: bool) -> None:
+async def test_stream_deleted_between_pages(url: str, delete: bool) -> None:
     """What is read ends with an error, not as if it were whole."""
-    url, name = shared_server.url, f"AWAY{delete}"
-    skip_before(url, 11)
+    name = f"AWAY{delete}"
 
     async with direct_get(url, name, request_timeout=1.0) as get:
         for messages in (get.batch(batch=4), get.last_for([f"{name}.>"], batch=1)):
@@ -204,9 +203,8 @@ async def test_stream_deleted_between_pages(shared_server: NatsServer, delete: b
                 api(url, f"STREAM.DELETE.{name}")
 
 
-async def test_last_for(shared_server: NatsServer) -> None:
-    url, name = shared_server.url, "MULTI"
-    skip_before(url, 11)
+async def test_last_for(url: str) -> None:
+    name = "MULTI"
     make(url, name, 20)
 
     async with direct_get(url, name) as get:
@@ -236,10 +234,9 @@ async def test_last_for(shared_server: NatsServer) -> None:
         assert await seqs(get.last_for(f"{name}.1")) == [17]
 
 
-async def test_pages_of_one_point_in_time(shared_server: NatsServer) -> None:
+async def test_pages_of_one_point_in_time(url: str) -> None:
     """What is written between two pages does not show in the later one."""
-    url, name = shared_server.url, "POINT"
-    skip_before(url, 11)
+    name = "POINT"
     make(url, name, 8)
 
     async with direct_get(url, name) as get:
@@ -252,9 +249,8 @@ async def test_pages_of_one_point_in_time(shared_server: NatsServer) -> None:
 
 
 @pytest.mark.parametrize("allow_direct", [True, False], ids=["direct", "leader"])
-async def test_point_in_time_is_reported(shared_server: NatsServer, allow_direct: bool) -> None:
-    url, name = shared_server.url, f"AT{allow_direct}"
-    skip_before(url, 11)
+async def test_point_in_time_is_reported(url: str, allow_direct: bool) -> None:
+    name = f"AT{allow_direct}"
     make(url, name, 20, allow_direct=allow_direct)
 
     async with direct_get(url, name) as get:
@@ -273,10 +269,8 @@ async def test_point_in_time_is_reported(shared_server: NatsServer, allow_direct
         assert await point(up_to_time="2099-01-01T00:00:00Z") == 20
 
 
-async def test_key_overwritten_between_pages_is_not_lost(shared_server: NatsServer) -> None:
+async def test_key_overwritten_between_pages_is_not_lost(url: str) -> None:
     """A bucket with history 1 does not keep the value of the point in time: the newer one comes."""
-    url = shared_server.url
-    skip_before(url, 11)
     create_bucket(url, "pages", history=1)
     publish(url, [(f"$KV.pages.{key}", b"old", None) for key in "abcd"])
 
@@ -310,9 +304,7 @@ async def test_replicated_stream() -> None:
             assert await seqs(get.last_for(["REPLICATED.none"])) == []
 
 
-async def test_subjects_at_most_1024(shared_server: NatsServer) -> None:
-    url = shared_server.url
-    skip_before(url, 11)
+async def test_subjects_at_most_1024(url: str) -> None:
     make(url, "WIDE", 0)
     publish(url, [(f"WIDE.{n}", b"", None) for n in range(1024)])
 
