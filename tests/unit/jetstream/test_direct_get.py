@@ -21,47 +21,30 @@ from nats_stream_source.jetstream.times import rfc3339
 from nats_stream_source.wire.consumer.deliveries import Delivery, encode_deliveries
 from nats_stream_source.wire.direct_get.replies import DirectGetResponse, DirectGetStatus
 
-SILENT = DirectGetResponse()
 NOT_FOUND = DirectGetResponse(DirectGetStatus(404, "Message Not Found"))
-MESSAGE = StoredMessage("s", 5, "2026-11-21T05:04:14Z", b"", b"")
 
 
 class Reader(SingleMessageReader):
-    """The leader responds while the second Direct Get waits, fails, or has no response."""
+    """Nothing is found; the second Direct Get fails, and after it the leader denies the request."""
 
-    def __init__(
-        self,
-        first: DirectGetResponse,
-        second: NatsSourceError | None,
-        leader: NatsSourceError | None,
-    ) -> None:
+    def __init__(self, second: NatsSourceError) -> None:
         no_server: Any = None
         super().__init__(no_server, "S")
-        self.first, self.second, self.leader = first, second, leader
+        self.second = second
         self.sent = 0
         self.repeated = asyncio.Event()
 
     async def _direct_get(self, request: SingleRequest) -> DirectGetResponse:
         self.sent += 1
         if self.sent == 1:
-            return self.first
+            return NOT_FOUND
         self.repeated.set()
-        if self.second is not None:
-            raise self.second
-        await asyncio.sleep(60)
-        return SILENT
+        raise self.second
 
     async def _leader_message(self, request: SingleRequest) -> StoredMessage:
         await self.repeated.wait()
         await asyncio.sleep(0.01)
-        if self.leader is not None:
-            raise self.leader
-        return MESSAGE
-
-
-async def read(reader: Reader) -> StoredMessage:
-    request = SingleRequest({"seq": 5}, None, True, None, None)
-    return await asyncio.wait_for(reader.read(request), 5)
+        raise PermissionDeniedError("denied")
 
 
 @pytest.mark.parametrize("second", [ConnectError("lost"), PermissionDeniedError("denied")])
@@ -69,8 +52,9 @@ async def test_404_counts_although_later_direct_get_fails(
     second: NatsSourceError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(readers, "_RETRY_PAUSE", 0)
+    request = SingleRequest({"seq": 5}, None, True, None, None)
     with pytest.raises(MessageNotFoundError, match="the leader could not be queried: denied"):
-        await read(Reader(NOT_FOUND, second, PermissionDeniedError("denied")))
+        await asyncio.wait_for(Reader(second).read(request), 5)
 
 
 def test_timestamps_of_page_are_those_of_single_messages() -> None:
