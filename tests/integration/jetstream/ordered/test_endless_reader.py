@@ -31,12 +31,12 @@ UNHEARD = 30.0
 
 @asynccontextmanager
 async def following(
-    url: str, server: NatsServer, **request: Any
+    server: NatsServer, *, through: str = "", **request: Any
 ) -> AsyncIterator[tuple[OrderedReader, AsyncIterator[Deliveries]]]:
     """An endless, eager reader of the bucket ``b``, and its batches."""
     created = bucket_info(server.url, "b")["created"]
     request = {"start": 0, "end": ENDLESS, "eager": True, "heartbeat": 0.1, **request}
-    async with connect(url) as jetstream:
+    async with connect(through or server.url) as jetstream:
         link = SharedConnection(jetstream.connection)
         reader = OrderedReader(link, RangeRequest("KV_b", KnownStream(created), **request))
         async with aclosing(reader.batches()) as batches, deadline(DEADLINE):
@@ -56,10 +56,7 @@ async def test_reach_is_reported_by_empty_batch(nats_server: NatsServer) -> None
     create_bucket(url, "b")
     put_many(url, "b", [("a", b"1"), ("other", b"2"), ("other", b"3")])
 
-    async with following(url, nats_server, filters=("$KV.b.a",), min_last_seq=3) as (
-        reader,
-        batches,
-    ):
+    async with following(nats_server, filters=("$KV.b.a",), min_last_seq=3) as (reader, batches):
         assert await rows(batches, 1) == [1]
         assert len(await anext(batches)) == 0
         assert reader.cursor.seen_through == 3
@@ -71,10 +68,7 @@ async def test_reach_never_comes(nats_server: NatsServer) -> None:
     create_bucket(nats_server.url, "b")
     put(nats_server.url, "b", "k", b"v")
 
-    async with following(nats_server.url, nats_server, min_last_seq=5, catch_up_timeout=0.3) as (
-        _,
-        batches,
-    ):
+    async with following(nats_server, min_last_seq=5, catch_up_timeout=0.3) as (_, batches):
         assert await rows(batches, 1) == [1]
         with pytest.raises(MinLastSequenceError, match=r"up to sequence 5: .* has reached 1 "):
             await anext(batches)
@@ -93,8 +87,8 @@ async def test_last_per_subject_restarts_after_gap(nats_server: NatsServer) -> N
         nats_server.port, lambda f: not (is_delivery(f) and hit in f and next(lost, False))
     ) as proxy:
         async with following(
-            proxy.url,
             nats_server,
+            through=proxy.url,
             filters=("$KV.b.>",),
             last_per_subject=True,
             min_last_seq=200,
@@ -113,7 +107,7 @@ async def test_reader_paused_holds_bounded_backlog(nats_server: NatsServer) -> N
     create_bucket(url, "b", history=64)
     count, size = 60_000, 1000
 
-    async with following(nats_server.url, nats_server, heartbeat=UNHEARD) as (reader, batches):
+    async with following(nats_server, heartbeat=UNHEARD) as (reader, batches):
         assert len(await anext(batches)) == 0
         inbox = reader._consumer.inbox
         assert inbox is not None
@@ -135,7 +129,7 @@ async def test_backlog_without_flow_control_is_gap(nats_server: NatsServer) -> N
     url = nats_server.url
     create_bucket(url, "b", history=64)
 
-    async with following(nats_server.url, nats_server) as (reader, batches):
+    async with following(nats_server) as (reader, batches):
         reader._consumer.flow_control = False
         assert len(await anext(batches)) == 0
         inbox = reader._consumer.inbox
@@ -150,7 +144,7 @@ async def test_backlog_without_flow_control_is_gap(nats_server: NatsServer) -> N
 async def test_restarts_while_idle_do_not_exhaust_attempts(nats_server: NatsServer) -> None:
     create_bucket(nats_server.url, "b")
 
-    async with following(nats_server.url, nats_server, attempts=2) as (reader, batches):
+    async with following(nats_server, attempts=2) as (reader, batches):
         assert len(await anext(batches)) == 0
         cursor = reader.cursor
         waiting = asyncio.ensure_future(rows(batches, 1))
