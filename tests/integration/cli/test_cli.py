@@ -7,6 +7,7 @@ import importlib
 import os
 import pty
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,8 +23,6 @@ from tests.support.nats import buckets
 from tests.support.nats.streams import create_stream
 from tests.support.paths import ROOT
 from tests.unit.test_imports import HIDE
-
-_NOBODY = ("--servers", "nats://127.0.0.1:9")
 
 
 @pytest.fixture(scope="module")
@@ -85,29 +84,23 @@ def test_peek_writes_json(at: list[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "revisions"),
     [
-        (["-n", "2"], [2994, 2995]),
-        (["-n", "2", "--last"], [2999, 3000]),
-        (["--last"], [*range(2994, 3001)]),
-        (["--last", "--keys", "k0"], [2997]),
-        (["--keys", "k1,k3"], [2998, 3000]),
-        (["--start-sequence", "2999"], [2999, 3000]),
-        (["--start-sequence", "2999", "--last"], [2999, 3000]),
-        (["--start-sequence", "9999"], []),
+        ("holes -n 2", [2994, 2995]),
+        ("holes -n 2 --last", [2999, 3000]),
+        ("holes --last", [*range(2994, 3001)]),
+        ("holes --last --keys k0", [2997]),
+        ("holes --keys k1,k3", [2998, 3000]),
+        ("holes --start-sequence 2999", [2999, 3000]),
+        ("holes --start-sequence 2999 --last", [2999, 3000]),
+        ("holes --start-sequence 9999", []),
+        # The one message that matches is thousands of sequences before the end.
+        ("hay --last --keys needle", [1]),
     ],
 )
 def test_peek_finds_rows(
-    at: list[str], words: list[str], revisions: list[int], capsys: pytest.CaptureFixture[str]
+    at: list[str], words: str, revisions: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["peek", "--json", "--bucket", "holes", *words, *at]) == 0
+    assert main(["peek", "--json", *words.split(), *at]) == 0
     assert [row["revision"] for row in objects(capsys.readouterr().out)] == revisions
-
-
-def test_peek_goes_back_as_far_as_it_must(
-    at: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The one message that matches is thousands of sequences before the end."""
-    assert main(["peek", "--json", "--last", "--bucket", "hay", "--keys", "needle", *at]) == 0
-    assert [row["value"] for row in objects(capsys.readouterr().out)] == ["here"]
 
 
 def test_peek_shows_stream(at: list[str]) -> None:
@@ -190,14 +183,9 @@ def test_peek_fits_lines_of_terminal(at: list[str], filled: NatsServer) -> None:
 # -- without extras ------------------------------------------------------------------------------
 
 
-def without_extras(directory: Path) -> str:
-    """A PYTHONPATH with which the packages of the extras are not found."""
-    (directory / "sitecustomize.py").write_text(HIDE)
-    return os.pathsep.join([str(directory), str(ROOT)])
-
-
 def test_commands_without_pyspark(at: list[str], tmp_path: Path) -> None:
-    path = without_extras(tmp_path)
+    (tmp_path / "sitecustomize.py").write_text(HIDE)
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
     words = ("peek", "--bucket", "plant", "-n", "1", "--json", *at)
     assert len(objects(command(*words, PYTHONPATH=path)[0])) == 1
 
@@ -224,68 +212,50 @@ def test_entry_point_is_command() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "said"),
+    ("line", "status", "said"),
     [
-        ([], 2, "COMMAND"),
-        (["look"], 2, "invalid choice"),
-        (["peek"], 2, "--bucket or --stream is missing"),
-        (["peek", "--bucket", "plant", "--bogus"], 2, "peek: unrecognized arguments: --bogus"),
-        (["peek", "--bucket", "a", "--stream", "b"], 2, "name one"),
-        (["peek", "a", "--bucket", "b"], 2, "named twice"),
-        (["peek", "--bucket", "a b", "@"], 2, "'a b'"),
-        (["peek", "--bucket", "plant", "-n", "0", "@"], 2, "at least 1"),
-        (["peek", "--bucket", "none", "@"], 2, "bucket 'none' does not exist"),
-        (["peek", "plant", "--start-sequence", "", "@"], 2, "'' is not an integer"),
-        (["peek", "--stream", "NONE", "@"], 2, "could not read stream 'NONE': it does not exist"),
+        ("", 2, "COMMAND"),
+        ("look", 2, "invalid choice"),
+        ("peek", 2, "--bucket or --stream is missing"),
+        ("peek --bucket plant --bogus", 2, "peek: unrecognized arguments: --bogus"),
+        ("peek --bucket a --stream b", 2, "name one"),
+        ("peek a --bucket b", 2, "named twice"),
+        ("peek --bucket 'a b' @", 2, "'a b'"),
+        ("peek --bucket plant -n 0 @", 2, "at least 1"),
+        ("peek --bucket none @", 2, "bucket 'none' does not exist"),
+        ("peek plant --start-sequence '' @", 2, "'' is not an integer"),
+        ("peek --stream NONE @", 2, "could not read stream 'NONE': it does not exist"),
+        ("peek --bucket plant --connect-timeout soon @", 2, "--connect-timeout: 'soon'"),
+        ("inspect no/such/directory", 1, "no/such/directory"),
+        ("peek --bucket plant -n ten", 2, "'ten' is not a number of at least 1"),
+        ("inspect . --max-lag 0", 2, "--servers"),
+        ("inspect . --max-lag -1", 2, "not a number of rows"),
+        ("inspect . --prometheus", 2, "--prometheus requires a server"),
         (
-            ["peek", "--bucket", "plant", "--connect-timeout", "soon", "@"],
-            2,
-            "--connect-timeout: 'soon'",
-        ),
-        (["inspect", "no/such/directory"], 1, "no/such/directory"),
-        (["peek", "--bucket", "plant", "-n", "ten"], 2, "'ten' is not a number of at least 1"),
-        (["inspect", ".", "--max-lag", "0"], 2, "--servers"),
-        (["inspect", ".", "--max-lag", "-1"], 2, "not a number of rows"),
-        (["inspect", ".", "--prometheus"], 2, "--prometheus requires a server"),
-        (
-            ["peek", "--bucket", "plant", *_NOBODY],
+            "peek --bucket plant --servers nats://127.0.0.1:9",
             1,
             "connection refused; check 'servers' (--servers)",
         ),
-        (["peek", "--stream", "NONE", "@"], 2, "; check --stream, --servers and --domain"),
-        (["peek", "--subject", "no.such", "@"], 2, "with --stream and its subjects with --filter-"),
+        ("peek --stream NONE @", 2, "; check --stream, --servers and --domain"),
+        ("peek --subject no.such @", 2, "with --stream and its subjects with --filter-"),
+        ("peek --bucket plant --keys a,a @", 2, "keep only the wider one in 'keys' (--keys)"),
+        ("peek plant --credentials /none @", 2, "could not read 'credentials': /none"),
         (
-            ["peek", "--bucket", "plant", "--keys", "a,a", "@"],
-            2,
-            "keep only the wider one in 'keys' (--keys)",
-        ),
-        (
-            ["peek", "plant", "--credentials", "/none", "@"],
-            2,
-            "could not read 'credentials': /none",
-        ),
-        (
-            ["peek", "plant", "--servers", "nats://a.invalid"],
+            "peek plant --servers nats://a.invalid",
             1,
             "could not connect to nats://a.invalid: the host name cannot be resolved",
         ),
         (
-            ["peek", "plant", "--user", "u", "@"],
+            "peek plant --user u @",
             2,
             ": 'user' and 'password' belong together: set both or neither (--user or --password)",
         ),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_errors_are_one_line(
-    words: list[str],
-    status: int,
-    said: str,
-    filled: NatsServer,
-    capsys: pytest.CaptureFixture[str],
+    line: str, status: int, said: str, filled: NatsServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if words[-1:] == ["@"]:
-        words = [*words[:-1], "--servers", filled.url]
+    words = shlex.split(line.replace("@", f"--servers {filled.url}"))
     try:
         found = main(words)
     except SystemExit as exit:  # argparse's own
@@ -322,7 +292,7 @@ def test_secret_is_prompted_for(monkeypatch: pytest.MonkeyPatch) -> None:
         return "typed"
 
     monkeypatch.setattr("getpass.getpass", answer)
-    words = ["peek", "--stream", "X", *_NOBODY, "--user", "u"]
+    words = ["peek", "--stream", "X", "--servers", "nats://127.0.0.1:9", "--user", "u"]
     assert main([*words, "--password", "-"]) == 1
     assert asked == ["password: "]
 
