@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 import socket
 import threading
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from tests.integration.jetstream.connection.authentication import (
     tls_server,
 )
 from tests.support.nats.certificates import Pair
+from tests.support.nats.rogue_server import greeting
 from tests.support.wait import wait_until_async
 
 pytestmark = MARKS
@@ -111,8 +111,7 @@ async def test_server_without_tls_receives_nothing() -> None:
         def serve() -> None:
             client, _ = listener.accept()
             with client:
-                info = {"server_id": "x", "version": "2.15.1", "auth_required": True}
-                client.sendall(b"INFO " + json.dumps(info).encode() + b"\r\n")
+                client.sendall(greeting(auth_required=True))
                 client.settimeout(10)
                 got.append(client.recv(1000))
 

@@ -237,9 +237,6 @@ async def test_connection_closed_while_reconnect_ignores_cancellation(
     gc.collect()
 
 
-GREETING = (
-    b'INFO {"server_id":"x","version":"2.12.0","max_payload":1048576,"proto":1,"headers":true}\r\n'
-)
 _TIMEOUT = 0.3  # seconds
 
 
@@ -256,7 +253,7 @@ async def test_greeting_after_deadline(turns: int) -> None:
         if not greeted:
             greeted += 1
             await asyncio.sleep(deadline - loop.time() - 0.02)
-            writer.write(GREETING)
+            writer.write(greeting())
             for _ in range(turns):
                 await asyncio.sleep(0)
             # The bytes and the deadline come in one turn.
