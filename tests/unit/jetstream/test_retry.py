@@ -192,25 +192,23 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
     return servers
 
 
-async def test_outage_within_limit(servers: Servers, caplog: pytest.LogCaptureFixture) -> None:
-    servers.back_at = 35
-    with caplog.at_level(logging.WARNING, "nats_stream_source"):
-        assert await Outage(60, "nats://a").retry(servers.request) == "back"
-    texts = [record.getMessage().split(" servers=")[0] for record in caplog.records]
-    assert texts == [
-        "servers are away, waiting",
-        *["servers are still away"] * 3,
-        "servers are back",
-    ]
-
-
-async def test_outage_absent_logs_nothing(
-    servers: Servers, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("back_at", "logged"),
+    [
+        (0, []),
+        (
+            35,
+            ["servers are away, waiting", *["servers are still away"] * 3, "servers are back"],
+        ),
+    ],
+)
+async def test_outage_within_limit(
+    servers: Servers, caplog: pytest.LogCaptureFixture, back_at: float, logged: list[str]
 ) -> None:
-    servers.back_at = 0
+    servers.back_at = back_at
     with caplog.at_level(logging.WARNING, "nats_stream_source"):
         assert await Outage(60, "nats://a").retry(servers.request) == "back"
-    assert not caplog.records
+    assert [record.getMessage().split(" servers=")[0] for record in caplog.records] == logged
 
 
 async def test_outage_beyond_limit(servers: Servers) -> None:
