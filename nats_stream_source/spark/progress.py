@@ -240,11 +240,7 @@ def add_listener(
 
 
 def start_metrics(prometheus: int | str | None, opentelemetry: bool) -> ProgressMetrics | None:
-    """What listeners pass events to; None if no metrics are asked for.
-
-    Raises:
-        ConfigurationError, MissingPackageError: see :func:`watch_progress`.
-    """
+    """What listeners pass events to; None if no metrics are asked for."""
     if prometheus is None and not opentelemetry:
         return None
     # Imported here: the package of the extra is only required for metrics.

@@ -296,11 +296,10 @@ class QueryPlanner:
 
     def _stream(self, name: str) -> StreamPlanner:
         if name not in self._streams:
-            self._streams[name] = self._new_stream()
+            self._streams[name] = StreamPlanner(
+                self._adapter, self._connection, self._cores, self._clock
+            )
         return self._streams[name]
-
-    def _new_stream(self) -> StreamPlanner:
-        return StreamPlanner(self._adapter, self._connection, self._cores, self._clock)
 
     async def _begin(self, views: Views, started: str | None) -> dict[str, Position]:
         """Where streams begin that are new to the query, or continue after a restore.
@@ -316,7 +315,7 @@ class QueryPlanner:
             stream = self._stream(name)
             at = stream.deleted_at
             try:
-                restored = at and await stream.restored_position(view, at)
+                restored = at and await stream.data_loss_check.restored_position(at, view.info)
                 return restored or await stream.initial_position(view, start)
             except self._deleted:
                 return None
@@ -358,7 +357,7 @@ class QueryPlanner:
 
     def _report_deleted(self, name: str, at: Position) -> None:
         sequence = self._adapter.terms.sequence
-        stream = self._streams[name] = self._new_stream()
+        self._streams.pop(name, None)
         report_data_loss(
             self._adapter,
             name,
@@ -366,7 +365,7 @@ class QueryPlanner:
             f"{sequence} {at.stream_seq}",
             "continue without it until it is restored",
         )
-        stream.deleted_at = at
+        self._stream(name).deleted_at = at
 
     # -- the ends of a micro-batch --------------------------------------------------------------
 

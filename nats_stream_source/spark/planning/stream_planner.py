@@ -101,7 +101,7 @@ class StreamPlanner:
         clock: Callable[[], float],
     ) -> None:
         self._adapter = adapter
-        self._data_loss_check = DataLossCheck(adapter, connection, clock)
+        self.data_loss_check = DataLossCheck(adapter, connection, clock)
         self._limits = Limits(cores)
         self._other_subjects_due = 1.0
         self.found: Position | None = None
@@ -110,7 +110,7 @@ class StreamPlanner:
 
     def may_have_rows(self, at: Position, info: StreamInfo) -> bool:
         """Whether a range after ``at`` may not be empty, without a request."""
-        if self._data_loss_check.waits_for_mirror:
+        if self.data_loss_check.waits_for_mirror:
             return True
         if (at.created, at.stream_seq, at.time) == (info.created, info.last_seq, info.last_time):
             return False
@@ -141,7 +141,7 @@ class StreamPlanner:
         resumed = start
         # A stream with the same messages at both ends as when it planned ``start`` has lost none.
         if not self._is_last_end(start, view.info):
-            check = self._data_loss_check
+            check = self.data_loss_check
             if wait:
                 view = replace(view, info=await check.caught_up(start, view.info))
             position = await check.resume_from(start, view.info)
@@ -175,17 +175,17 @@ class StreamPlanner:
         time = end.time
         # After a restart Spark requests the empty range at the query's position, which loses none.
         if first < last and not planned:
-            info = await self._data_loss_check.caught_up(end, info)
+            info = await self.data_loss_check.caught_up(end, info)
             view = replace(view, info=info)
-            readable = await self._data_loss_check.readable_end(end, info)
+            readable = await self.data_loss_check.readable_end(end, info)
             last, time = readable.stream_seq, readable.time
         if first >= last:
             return []
         last_per_subject = self._needs_last_per_subject(view, end, first, last)
         missing_is_loss = self._adapter.missing_is_loss(scope) and not last_per_subject
         if not planned and not last_per_subject:
-            await self._data_loss_check.verify_retained(info, first, end, last)
-        expiry_allowed_through = self._data_loss_check.expiry_allowed_through(info.name, first, end)
+            await self.data_loss_check.verify_retained(info, first, end, last)
+        expiry_allowed_through = self.data_loss_check.expiry_allowed_through(info.name, first, end)
         ends = [last]
         if not last_per_subject:
             ends = await self._limits.split_ends(view, first, last, min_splits)
@@ -206,10 +206,8 @@ class StreamPlanner:
             first, expiry_allowed_through = split_end, 0
         return splits
 
-    async def initial_position(
-        self, view: StreamView, start: StartPosition | None = None
-    ) -> Position:
-        """The position at which a query starts; ``start`` is by default that of the options."""
+    async def initial_position(self, view: StreamView, start: StartPosition | None) -> Position:
+        """The position at which a query starts; without ``start`` that of the options."""
         info, scope = view.info, view.scope
         self._adapter.report_silent_removals(info, scope)
         self._other_subjects_due = await warn_of_other_subjects(view, self._other_subjects_due)
@@ -225,13 +223,6 @@ class StreamPlanner:
             consumer_seq=0,
             initial_through=max(origin, info.last_seq),
         )
-
-    async def restored_position(self, view: StreamView, at: Position) -> Position | None:
-        """The position at which a query continues a stream that was deleted when it was at ``at``.
-
-        None if the stream is another one.
-        """
-        return await self._data_loss_check.restored_position(at, view.info)
 
     def _needs_last_per_subject(
         self, view: StreamView, end: Position, first: int, last: int
@@ -265,7 +256,10 @@ class StreamPlanner:
             return await self._initial_values_end(view, start, last)
         newest = await newest_match(view, start_seq, last)
         if newest is None:
-            if not should_advance(start_seq, info.first_seq, last):
+            # Retention would pass the offset of a query whose filter rarely matches, a data loss
+            # without a lost message. An end without rows costs an empty micro-batch: only once the
+            # start lies in the older half of the stream.
+            if start_seq - info.first_seq >= last - start_seq:
                 return start, start
             empty = await _position_at(view, start, last, None, 0)
             return empty, empty
@@ -329,16 +323,6 @@ async def newest_match(view: StreamView, start: int, last: int) -> tuple[int, st
         await view.verify_missing(last)
         return None
     return (seq, time) if seq <= last else (last, None)
-
-
-def should_advance(position: int, first_seq: int, last_seq: int) -> bool:
-    """Whether a query without matching rows should advance its offset to ``last_seq``.
-
-    Without this, retention would pass the offset of a query whose filter rarely matches, and the
-    query would report a data loss although it lost no message. Advancing costs an empty
-    micro-batch, so it waits until the position lies in the older half of the stream.
-    """
-    return position < last_seq and position - first_seq < last_seq - position
 
 
 async def _position_at(

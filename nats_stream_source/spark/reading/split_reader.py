@@ -74,7 +74,10 @@ async def _splits_frames(
     opened: deque[_OpenSplit] = deque()
     try:
         while waiting or opened:
-            while waiting and len(opened) < _AHEAD and (not opened or _is_small(waiting[0])):
+            while waiting and len(opened) < _AHEAD:
+                following = waiting[0].range
+                if opened and following.end - following.start > _MAX_AHEAD_SEQUENCES:
+                    break
                 reading = _split_frames(connection, waiting[0], adapter)
                 first = asyncio.ensure_future(_next(reading))
                 opened.append(_OpenSplit(waiting.popleft(), reading, first))
@@ -120,10 +123,6 @@ def _report_deleted(split: Split, adapter: FormatAdapter, error: StreamNotFoundE
         f"stream was deleted while the range {split.range.bounds} was read: {error}",
         "continue without it",
     )
-
-
-def _is_small(split: Split) -> bool:
-    return split.range.end - split.range.start <= _MAX_AHEAD_SEQUENCES
 
 
 async def _split_frames(
