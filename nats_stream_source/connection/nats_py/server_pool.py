@@ -110,11 +110,7 @@ def spread_attempts(client: Client, servers: Sequence[ServerUrl], connect_timeou
 
 
 async def _dial(client: Client, server: Srv) -> int:
-    """Open the transport of ``client`` to ``server``; returns the number of its addresses.
-
-    Raises:
-        OSError: the name cannot be resolved, or each address failed.
-    """
+    """Open the transport of ``client`` to ``server``; returns the number of its addresses."""
     server.last_attempt = time.monotonic()
     host = server.uri.hostname or ""
     addresses = [host] if client._host_is_ip(host) else await _resolve(host)

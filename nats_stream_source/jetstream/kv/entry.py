@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
-from typing import Literal, cast
+from typing import Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -123,7 +123,9 @@ def decoded_entry(entry: Entry, bucket: Bucket, skipped: SkippedEntries | None) 
 
 def entry_from_message(message: StoredMessage, bucket: Bucket) -> Entry:
     """The entry of a stored message of the bucket, as it is stored."""
-    operation = _operation_of_headers(message.headers)
+    operation: Operation = "PUT"
+    if message.headers:
+        operation = operations(pa.array([message.headers], pa.binary()))[0].as_py()
     return Entry(
         bucket=bucket.name,
         key=message.subject[len(bucket.prefix) :],
@@ -134,12 +136,6 @@ def entry_from_message(message: StoredMessage, bucket: Bucket) -> Entry:
         operation=operation,
         header_block=message.headers,
     )
-
-
-def _operation_of_headers(block: bytes) -> Operation:
-    if not block:
-        return "PUT"
-    return cast("Operation", operations(pa.array([block], pa.binary()))[0].as_py())
 
 
 def keys_from_frames(frames: Frames, bucket: Bucket) -> pa.Array:

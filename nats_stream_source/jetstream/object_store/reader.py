@@ -51,11 +51,6 @@ _DIGEST = "SHA-256="
 _READ_ATTEMPTS = 5  # reads of an object that is replaced during the read
 
 
-def store_stream(bucket: str) -> str:
-    """The name of the store's stream."""
-    return f"OBJ_{bucket}"
-
-
 def chunk_subject(bucket: str, nuid: str) -> str:
     """The subject of one object's chunks; ``>`` for the chunks of all objects."""
     return f"$O.{bucket}.C.{nuid}"
@@ -249,7 +244,7 @@ class ObjectReader:
     def __init__(self, jetstream: JetStream, bucket: str) -> None:
         self.jetstream = jetstream
         self.bucket = validate_bucket(bucket)
-        self.stream = store_stream(bucket)
+        self.stream = f"OBJ_{bucket}"
         self._connection = SharedConnection(jetstream.connection)
 
     async def info(

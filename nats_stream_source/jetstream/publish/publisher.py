@@ -89,6 +89,7 @@ class MessagesInFlight:
     Attributes:
         messages: by serial number.
         slots: acquired for each message before it is added.
+        blocked_seconds: in which the event loop was blocked and read no PubAck.
     """
 
     def __init__(self, limit: int, timeout: float) -> None:
@@ -98,7 +99,7 @@ class MessagesInFlight:
         self.messages: dict[int, MessageInFlight] = {}
         self._serial = 0
         self._unwritten: list[MessageInFlight] = []
-        self._blocked_seconds = 0.0
+        self.blocked_seconds = 0.0
 
     def add(self, subject: str, reconnects: int) -> tuple[int, MessageInFlight]:
         """Add a message for which a slot was acquired; its serial number and itself."""
@@ -150,11 +151,7 @@ class MessagesInFlight:
 
     def now(self) -> float:
         """The clock of the deadlines, in seconds; it stops while the event loop is blocked."""
-        return asyncio.get_running_loop().time() - self._blocked_seconds
-
-    def stop_clock(self, seconds: float) -> None:
-        """Exclude seconds in which the event loop was blocked and read no PubAck."""
-        self._blocked_seconds += seconds
+        return asyncio.get_running_loop().time() - self.blocked_seconds
 
     def next_deadline(self) -> float | None:
         """The deadline of the oldest message: all have the same timeout; infinite at first."""
@@ -304,7 +301,6 @@ class Publisher:
         return message
 
     async def _acquire_slot(self) -> None:
-        """Wait for a slot and the connection."""
         started = asyncio.get_running_loop().time()
         await self._in_flight.slots.acquire()
         try:
@@ -377,16 +373,19 @@ class Publisher:
                 waited = loop.time() - started
                 if waited > remaining + _MAX_LOOP_DELAY:
                     # The event loop was blocked and read no PubAck: not counted as waiting time.
-                    self._in_flight.stop_clock(waited)
+                    self._in_flight.blocked_seconds += waited
                 self._process_pub_acks(inbox)
                 if self._in_flight.overdue():
                     # With the PONG, all PubAcks that the server sent before it have arrived.
                     if connection.online.is_set() and not await connection.alive(PONG_TIMEOUT):
                         connection.reconnect()
                     self._process_pub_acks(inbox)
-                if not connection.online.is_set() or connection.reconnects != self._reconnects:
-                    self._reconnects = connection.reconnects
-                    self._fail_disconnected()
+                online, now = connection.online.is_set(), connection.reconnects
+                if not online or now != self._reconnects:
+                    self._reconnects = now
+                    messages = self._in_flight.messages.items()
+                    lost = [one for one, sent in messages if not online or sent.reconnects != now]
+                    self._fail(lost, "the connection was lost before the PubAck arrived")
                 self._fail_overdue()
         except Exception as error:  # any error: a caller must not wait for its PubAck forever
             self._failure = error
@@ -427,13 +426,6 @@ class Publisher:
             self._in_flight.complete(serial, ack)
             if not ack.duplicate and (learned := pub_acks.learn(payload)):
                 self._template, self._learned = ack, learned
-
-    def _fail_disconnected(self) -> None:
-        """Fail the messages that were sent over a lost connection: no PubAck follows."""
-        online, now = self._connection.online.is_set(), self._connection.reconnects
-        messages = self._in_flight.messages.items()
-        lost = [one for one, sent in messages if not online or sent.reconnects != now]
-        self._fail(lost, "the connection was lost before the PubAck arrived")
 
     def _fail(self, serials: list[int], reason: str) -> None:
         control_line = self._connection.control_line
