@@ -49,6 +49,7 @@ _PACKAGES = (
     "pytest",
     "pytest-asyncio",
     "pytest-rerunfailures",
+    "psutil",
     "pytest-xdist",
     "hypothesis",
     "pandas",
