@@ -198,6 +198,14 @@ def test_value_from_before_delete_not_kept(split: bool, caplog: pytest.LogCaptur
     assert bool(warned) == split
 
 
+def test_value_of_another_key_or_from_before_delete_that_lacks_it_not_kept() -> None:
+    tables = MemoryTables(1, unavailable=True)
+    deleted = row_of(Event("y", 2, "D", None, None), "b")
+    tables.merge([event("x", 1, 1, "of x"), event("z", 2, 2, None, "b")])
+    tables.merge([event("y", 1, 1, "old"), deleted, event("y", 3, 3, None, "b")])
+    assert tables.rows() == [("x", 1, 1, "of x"), ("y", 3, 3, None), ("z", 2, 2, None)]
+
+
 @pytest.mark.parametrize("lists", [[None, None], [[], None]])
 def test_events_with_all_values_unchanged(lists: list[Any]) -> None:
     rows = [event("x", 1, 1, "b"), event("y", 1, 2, None)]
