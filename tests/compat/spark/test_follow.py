@@ -29,7 +29,7 @@ class Keys:
     def __init__(self, directory: Path) -> None:
         self._directory = str(directory)
 
-    def validate(self, columns: list[str]) -> None:
+    def events(self, changes: DataFrame) -> None:
         pass
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
