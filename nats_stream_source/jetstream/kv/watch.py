@@ -142,8 +142,7 @@ class Watch:
         self.initial_done = False
         """Whether the end-of-initial-data signal was sent."""
         self._connection = connection
-        self.reader: OrderedReader | None = None
-        """The ordered consumer of the watch; None before the start."""
+        self._reader: OrderedReader | None = None
         self._initial_end = 0
         self._position = 0  # the last sequence that was yielded; at first, the start
         self._first_requested = 0  # earlier sequences are skipped
@@ -157,7 +156,12 @@ class Watch:
         self._include_reserved = any(key.startswith(RESERVED) for key in options.keys)
 
     def __repr__(self) -> str:
-        return f"<Watch {self.bucket.name} {', '.join(self.options.keys)} {self.reader!r}>"
+        return f"<Watch {self.bucket.name} {', '.join(self.options.keys)} {self._reader!r}>"
+
+    @property
+    def reader(self) -> OrderedReader | None:
+        """The ordered consumer of the watch; None before the start."""
+        return self._reader
 
     async def __aenter__(self) -> Watch:
         await self.start()
@@ -198,7 +202,7 @@ class Watch:
             BucketNotFoundError: the bucket does not exist.
             MinLastSequenceError: it does not reach ``min_last_revision``.
         """
-        if self.reader is not None:
+        if self._reader is not None:
             return
         options, bucket = self.options, self.bucket
         jetstream = await self._connection.jetstream()
@@ -231,7 +235,7 @@ class Watch:
             min_last_seq=self._initial_end,
             heartbeat=options.heartbeat,
         )
-        self.reader = OrderedReader(self._connection, request)
+        self._reader = OrderedReader(self._connection, request)
 
     def batches(self) -> AsyncGenerator[Deliveries | None, None]:
         """The same as the iterator, but as columns: received frames, for ``wire.columns``.
@@ -262,8 +266,8 @@ class Watch:
 
     async def _generate_batches(self) -> AsyncGenerator[Deliveries | None, None]:
         await self.start()
-        assert self.reader is not None
-        async with contextlib.aclosing(self.reader.batches()) as source:
+        assert self._reader is not None
+        async with contextlib.aclosing(self._reader.batches()) as source:
             async with contextlib.aclosing(self._initial_batches(source)) as initial:
                 async for frames in initial:
                     if len(frames):
@@ -278,9 +282,9 @@ class Watch:
         self, source: AsyncGenerator[Deliveries, None]
     ) -> AsyncGenerator[Deliveries, None]:
         """The frames before the signal; a batch may be empty."""
-        assert self.reader is not None
+        assert self._reader is not None
         target = self._initial_end
-        if self.reader.request.start >= target:
+        if self._reader.request.start >= target:
             return
         for _ in range(1 + _CATCH_UPS):
             while self._delivered_through() < target:
@@ -331,8 +335,8 @@ class Watch:
 
     def _delivered_through(self) -> int:
         """The sequence up to which all messages were yielded."""
-        reader = self.reader
-        assert reader is not None
+        assert self._reader is not None
+        reader = self._reader
         # The cursor may be ahead: the reader yields the received messages batch by batch.
         return reader.cursor.seen_through if reader.intake.drained else self._position
 

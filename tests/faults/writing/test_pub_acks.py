@@ -207,8 +207,8 @@ async def test_killed_server(nats_server: NatsServer, kind: PublisherKind, ids: 
     killed = kind.at_ack(kind.middle, restart)
     with Proxy(nats_server.port, killed) as proxy:
         await kind.publish_all(proxy.url, messages)
-        assert killed.done == 1
-        assert max(sendings(proxy).values()) > 1
+        # A server can have stored all messages before it is killed: then none is sent again.
+        assert (killed.done, proxy.connections > 1) == (1, True)
     messages.check(nats_server.url)
 
 
