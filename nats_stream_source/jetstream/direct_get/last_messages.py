@@ -23,8 +23,8 @@ with a point in time of its own. No object is created for a message of a Direct 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
-from itertools import islice
+from collections.abc import AsyncGenerator, Iterator, Set
+from itertools import combinations, islice
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,7 @@ from nats_stream_source.jetstream.direct_get.request import (
     too_many_subjects_error,
 )
 from nats_stream_source.jetstream.stream_info import StreamInfo
-from nats_stream_source.jetstream.subjects import covering, covers
+from nats_stream_source.jetstream.subjects import covers, overlap
 from nats_stream_source.wire.columns import entry_operations, payloads
 from nats_stream_source.wire.columns import subjects as subjects_of
 from nats_stream_source.wire.consumer.deliveries import Deliveries
@@ -194,9 +194,8 @@ class LastMessagesReader(PageReader):
 
     async def _last_of_consumer(self) -> Deliveries:
         last = {}
-        # One filter for all: those of a consumer must not overlap.
-        wide = covering(self._subjects)
-        async for page in self._read_with_consumer(() if wide == ">" else (wide,)):
+        filters = _disjoint_filters(self._patterns, self._literals)
+        async for page in self._read_with_consumer(filters):
             for message in stored_messages(page):
                 if self._is_requested(message.subject):
                     last[message.subject] = message
@@ -213,6 +212,18 @@ class LastMessagesReader(PageReader):
         unseen = sorted(names - self._seen)
         found = await self._jetstream.last_messages(self._stream, unseen, _MAX_MESSAGE_GETS)
         return self._unseen(as_deliveries(self._stream, found))
+
+
+def _disjoint_filters(patterns: Set[str], literals: Set[str]) -> tuple[str, ...]:
+    """Filters that match all of these and do not overlap, as a consumer requires them.
+
+    Empty, for the whole stream, where the patterns that no other one covers overlap.
+    """
+    wide = {one for one in patterns if sum(covers(other, one) for other in patterns) == 1}
+    if ">" in wide or any(overlap(one, other) for one, other in combinations(wide, 2)):
+        return ()
+    rest = (one for one in literals if not any(covers(pattern, one) for pattern in wide))
+    return (*sorted(wide), *sorted(rest))
 
 
 async def last_columns(jetstream: JetStream, info: StreamInfo, subjects: pa.Array) -> pa.Table:

@@ -188,6 +188,7 @@ class SingleMessageReader:
             reply: the first reply, which was not sufficient; None without a Direct Get.
         """
         leader = asyncio.ensure_future(self._leader_message(request))
+        tasks: set[asyncio.Future[Any]] = {leader}
         attempts = 1
         try:
             while reply is not None:
@@ -197,8 +198,13 @@ class SingleMessageReader:
                         break
                     await asyncio.sleep(_LAG_PAUSE)
                 attempts += 1
+                attempt = asyncio.ensure_future(self._direct_get(request))
+                tasks = {leader, attempt}
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                if leader.done() and not _is_missing(leader.exception(), reply):
+                    break
                 try:
-                    repeated = await self._direct_get(request)
+                    repeated = await attempt
                 except NatsSourceError as error:
                     if not is_transient(error) and not isinstance(error, PermissionDeniedError):
                         raise
@@ -217,8 +223,9 @@ class SingleMessageReader:
                 f"be queried: {error}"
             ) from error
         finally:
-            leader.cancel()
-            await asyncio.gather(leader, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _direct_get(self, request: SingleRequest) -> DirectGetResponse | None:
         """The reply of a replica or mirror; None where Direct Get is not available."""
