@@ -43,13 +43,13 @@ _CREATION: tuple[Option, ...] = (
     Option(
         "replicas",
         converters.integer_to(5),
-        "Replicas of a created bucket or stream.  {default}; at most 5.",
+        "Replicas of a created bucket or stream. {default}; at most 5.",
         default=1,
     ),
     Option(
         "storage",
         converters.one_of("file", "memory"),
-        "Storage of a created bucket or stream.  {default}.",
+        "Storage of a created bucket or stream. {default}.",
         default="file",
     ),
     Option(
@@ -68,12 +68,12 @@ _CREATION: tuple[Option, ...] = (
     Option(
         "placementCluster",
         converters.string,
-        "Cluster of a created bucket or stream.  Default: the connection's.",
+        "Cluster of a created bucket or stream. Default: the connection's.",
     ),
     Option(
         "placementTags",
         converters.string_list,
-        "Tags that each server of a created bucket or stream has.  Default: none.",
+        "Tags that each server of a created bucket or stream has. Default: none.",
         default=(),
     ),
     Option(
@@ -102,7 +102,7 @@ _WRITING: tuple[Option, ...] = (
         "ifMissing",
         converters.one_of("error", "create"),
         "What to do if the bucket or stream does not exist. {default}; `create` creates it with "
-        "the options that name a created bucket or stream.",
+        "the options for a created bucket or stream.",
         default="error",
     ),
     *_CREATION,
@@ -156,7 +156,7 @@ KV_WRITE: tuple[Option, ...] = (
     Option(
         "history",
         converters.integer_to(MAX_HISTORY),
-        "Revisions per key of a created bucket.  {default}; at most 64.",
+        "Revisions per key of a created bucket. {default}; at most 64.",
         default=1,
     ),
     Option(
@@ -179,7 +179,7 @@ STREAM_WRITE: tuple[Option, ...] = (
     Option(
         "subjects",
         converters.string_list.named("list of subject filters"),
-        "Subjects of a created stream.  Default: the option `subject`.",
+        "Subjects of a created stream. Default: the option `subject`.",
         default=(),
     ),
     Option(
