@@ -74,6 +74,10 @@ class ReusableConnection:
             return await self.outage.retry(work)
         return await retry_transient(work, self.settings.connect_timeout)
 
+    def wait_for_outages(self, timeout: float) -> None:
+        """From now on, wait out outages of ``timeout`` seconds; 0 for ``connect_timeout``."""
+        self.outage = Outage(timeout, self.settings.server_list) if timeout else None
+
     async def _is_alive(self, kept: Connection, fresh: bool) -> bool:
         if kept.client.is_connected and fresh:
             return True

@@ -123,7 +123,7 @@ class StreamReader(DataSourceStreamReader):
         planner, runner = self._planner, self._runner
         result = runner.plan(lambda: call(planner))
         if runner.connection.outage is None:
-            runner.wait_for_outages(self._adapter.options.common.outage_timeout)
+            runner.connection.wait_for_outages(self._adapter.options.common.outage_timeout)
         return result
 
     def initialOffset(self) -> dict[str, Any]:

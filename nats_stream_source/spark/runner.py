@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 from nats_stream_source.aio.tasks import cancel_and_wait
 from nats_stream_source.connection.connection import ConnectionSettings
 from nats_stream_source.errors import NatsSourceError
-from nats_stream_source.jetstream.retry import Outage
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.logs import field_logger
 from nats_stream_source.options import CONNECTION, KV, STREAM
@@ -53,14 +52,10 @@ class Runner:
     def retry_transient(self, work: Callable[[], Awaitable[T]]) -> T:
         """Run ``work``; retry while the server is unavailable.
 
-        For at most ``connectTimeout``, or ``outageTimeout`` after :meth:`wait_for_outages`.
+        For at most ``connectTimeout``, or ``outageTimeout`` after
+        :meth:`ReusableConnection.wait_for_outages`.
         """
         return self.run(self.connection.retry_transient(work))
-
-    def wait_for_outages(self, timeout: float) -> None:
-        """From now on, wait for servers for ``outageTimeout``; 0 for ``connectTimeout``."""
-        servers = self.connection.settings.server_list
-        self.connection.outage = Outage(timeout, servers) if timeout else None
 
     def connect(self, outage_timeout: float, *, running: bool = False) -> None:
         """Connect, and wait for unavailable servers for at most ``outageTimeout`` from then on.
@@ -71,10 +66,10 @@ class Runner:
             running: whether another process of the query has been connected.
         """
         waits = running or self.connection.was_connected
-        self.wait_for_outages(outage_timeout if waits else 0.0)
+        self.connection.wait_for_outages(outage_timeout if waits else 0.0)
         if not waits:
             self.retry_transient(self.connection.connection)
-            self.wait_for_outages(outage_timeout)
+            self.connection.wait_for_outages(outage_timeout)
 
     def plan(self, work: Callable[[], Awaitable[T]]) -> T:
         """:meth:`retry_transient` for a planner; removes the traceback from named errors."""

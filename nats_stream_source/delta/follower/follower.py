@@ -26,7 +26,6 @@ from nats_stream_source.delta.rules.events import ChangeRules
 from nats_stream_source.delta.rules.layout import Deletes
 from nats_stream_source.delta.upkeep import COMMIT_INTERVAL, DEFAULT_UPKEEP, Upkeep
 from nats_stream_source.errors import ConfigurationError, OptionError, TableConflictError
-from nats_stream_source.jetstream.retry import Outage
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
 from nats_stream_source.jetstream.stream_identity import StreamChangedError
 from nats_stream_source.jetstream.subjects import stream_of
@@ -150,17 +149,15 @@ class Follower:
             ConfigurationError: the table is one of other rows, keys or deletes.
             TableConflictError, TableError: the table could not be changed; it is unchanged.
         """
-        settings, timeout = self._options.connection, self._options.common.outage_timeout
-        async with await Connection.open(settings, retry=False) as opened:
+        async with await Connection.open(self._options.connection, retry=False) as opened:
             connection = SharedConnection(opened)
-            outage = Outage(timeout, settings.server_list) if timeout else None
             with ThreadPoolExecutor(1, "follower") as thread:
                 restarts = 0
                 try:
                     while True:
                         before = self.progress
                         try:
-                            await self._run_once(connection, thread, outage, once=once)
+                            await self._run_once(connection, thread, once=once)
                             return self.progress
                         except (PositionVoidError, StreamChangedError) as change:
                             restarts = restarts + 1 if self.progress.rows == before.rows else 0
@@ -176,12 +173,7 @@ class Follower:
                     self._adapter.finish()
 
     async def _run_once(
-        self,
-        connection: SharedConnection,
-        thread: ThreadPoolExecutor,
-        outage: Outage | None,
-        *,
-        once: bool,
+        self, connection: SharedConnection, thread: ThreadPoolExecutor, *, once: bool
     ) -> None:
         position = PositionLog(self.stream, self._query)
         table = FollowedTable(self.location, self._rules, self._options, position, self._upkeep)
@@ -193,7 +185,6 @@ class Follower:
             self._stop,
             self._pace,
             once=once,
-            outage=outage,
             reconcile=self._reconcile,
             progress=self.progress,
             on_merge=self._on_merge,

@@ -36,8 +36,11 @@ from nats_stream_source.delta.follower.pace import FollowProgress, Pace
 from nats_stream_source.delta.follower.table import FollowedTable
 from nats_stream_source.delta.merge_result import MergeResult
 from nats_stream_source.errors import ConfigurationError
-from nats_stream_source.jetstream.kv.bucket import bucket_stream_info, stream_info_with_revision
-from nats_stream_source.jetstream.retry import Outage
+from nats_stream_source.jetstream.kv.bucket import (
+    bucket_errors,
+    bucket_stream_info,
+    stream_info_with_revision,
+)
 from nats_stream_source.jetstream.reusable_connection import SharedConnection
 from nats_stream_source.jetstream.stream_identity import (
     Identity,
@@ -83,8 +86,6 @@ class Run:
         thread: calls the table's methods.
         stop: is set to end the run.
         once: whether the run ends when the table has what the bucket had at the start.
-        outage: how long the run waits for servers once it has reached one; None for
-            ``connect_timeout``.
         reconcile: whether all rows are compared with the bucket first.
         progress: of the earlier runs.
         on_merge: called with the result of each merge.
@@ -103,7 +104,6 @@ class Run:
         pace: Pace,
         *,
         once: bool,
-        outage: Outage | None,
         reconcile: bool,
         progress: FollowProgress,
         on_merge: Callable[[MergeResult], None] | None,
@@ -115,7 +115,7 @@ class Run:
         self._table, self._stored = table, table.position
         self._connection, self._thread, self._stop = connection, thread, stop
         self._once, self._on_merge, self._pace = once, on_merge, pace
-        self._outage, self._reconcile = outage, reconcile
+        self._reconcile = reconcile
         self._waiting: list[Arrived] = []
         self._waiting_bytes = 0
         common = adapter.options.common
@@ -139,7 +139,7 @@ class Run:
 
     async def _follow(self) -> None:
         info = await self._retry(self._first_info)
-        self._connection.outage = self._outage
+        self._connection.wait_for_outages(self._options.common.outage_timeout)
         self._scope = self._adapter.read_scope(info)
         self._adapter.report_silent_removals(info, self._scope)
         stored = await self._in_thread(self._table.open)
