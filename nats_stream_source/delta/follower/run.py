@@ -22,7 +22,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -284,20 +284,25 @@ class Run:
 
     async def _receive(self) -> None:
         """Read into the buffer, while it has room."""
+        jetstream = await self._connection.jetstream()
         # Also deletes the consumer if this task is cancelled while it waits for room.
-        async with contextlib.aclosing(self._read.batches()) as batches:
-            async for arrived in batches:
-                if self._seen is not None:
-                    self._seen.append(arrived.rows["key"])
-                if self._gaps is not None:
-                    self._gaps.add(arrived.messages.stream_seq)
-                self._waiting.append(arrived)
-                self._waiting_bytes += arrived.rows.nbytes
-                self._changed.set()
-                while self._waiting_bytes > _WAITING_BYTES:
-                    self._urgent.set()
-                    self._room.clear()
-                    await self._room.wait()
+        with bucket_errors(jetstream, self._bucket):
+            async with contextlib.aclosing(self._read.batches()) as batches:
+                await self._keep(batches)
+
+    async def _keep(self, batches: AsyncGenerator[Arrived, None]) -> None:
+        async for arrived in batches:
+            if self._seen is not None:
+                self._seen.append(arrived.rows["key"])
+            if self._gaps is not None:
+                self._gaps.add(arrived.messages.stream_seq)
+            self._waiting.append(arrived)
+            self._waiting_bytes += arrived.rows.nbytes
+            self._changed.set()
+            while self._waiting_bytes > _WAITING_BYTES:
+                self._urgent.set()
+                self._room.clear()
+                await self._room.wait()
 
     async def _poll(self) -> None:
         """Look at the stream from time to time: its leader, its ends."""

@@ -20,6 +20,7 @@ from nats_stream_source.errors import (
     BucketNotFoundError,
     ConfigurationError,
     DataLossError,
+    JetStreamNotEnabledError,
     OptionError,
     TableError,
     UnsupportedStreamError,
@@ -442,6 +443,22 @@ async def test_absent_bucket_is_refused_before_table_exists(followed: Followed) 
     with pytest.raises(BucketNotFoundError):
         await followed.once()
     assert not followed.table.exists()
+
+
+async def test_bucket_deleted_while_follower_runs_is_named(followed: Followed) -> None:
+    followed.create()
+    follower = followed.follower()
+    task = asyncio.ensure_future(follower.run())
+    await wait_until_async(lambda: follower.progress.caught_up, "the follower reads")
+    buckets.delete_bucket(followed.url, "fleet")
+    with pytest.raises(BucketNotFoundError, match="bucket 'fleet' does not exist"):
+        await asyncio.wait_for(task, 30)
+
+
+async def test_wrong_domain_ends_start_within_connect_timeout(followed: Followed) -> None:
+    followed.create()
+    with pytest.raises(JetStreamNotEnabledError, match="'domain'"):
+        await followed.once(domain="other", connectTimeout=1)
 
 
 async def test_work_queue_is_refused(followed: Followed) -> None:

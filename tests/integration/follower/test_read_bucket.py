@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import duckdb
 import polars
@@ -27,13 +28,15 @@ def url(shared_server: NatsServer) -> str:
     [
         ({}, {("a", 3), ("b", 2)}),
         ({"includeHistory": "true"}, {("a", 1), ("b", 2), ("a", 3)}),
+        ({"includeHistory": True, "connectTimeout": 5.0}, {("a", 1), ("b", 2), ("a", 3)}),
         ({"asOfSequence": "2"}, {("a", 1), ("b", 2)}),
+        ({"asOfSequence": 2}, {("a", 1), ("b", 2)}),
         ({"keys": "b"}, {("b", 2)}),
         ({"keys": "c"}, set()),
     ],
 )
 def test_bucket_as_arrow_has_rows_of_batch(
-    url: str, options: dict[str, str], expected: set[tuple[str, int]]
+    url: str, options: dict[str, Any], expected: set[tuple[str, int]]
 ) -> None:
     rows = read_bucket("arrow", servers=url, **options).read_all().to_pylist()
     assert {(row["key"], row["revision"]) for row in rows} == expected

@@ -31,7 +31,10 @@ class Reader(SingleMessageReader):
     """The leader responds after the second Direct Get was sent, which fails or has no response."""
 
     def __init__(
-        self, first: DirectGetResponse, second: NatsSourceError | None, leader: NatsSourceError | None
+        self,
+        first: DirectGetResponse,
+        second: NatsSourceError | None,
+        leader: NatsSourceError | None,
     ) -> None:
         no_server: Any = None
         super().__init__(no_server, "S")

@@ -413,6 +413,11 @@ def test_options_of_stream_batch_are_refused(given: dict[str, str], message: str
         stream(Mode.BATCH, **given)
 
 
+def test_value_of_another_type_is_refused_by_its_name() -> None:
+    with pytest.raises(OptionError, match="'keys': it is a list, expected a text, number or"):
+        kv_options({**SERVER, "bucket": "fleet", "keys": ["a"]})
+
+
 @pytest.mark.parametrize(("parse", "name"), [(kv_options, "bucket"), (stream_options, "stream")])
 def test_required_options(parse: type, name: str) -> None:
     with pytest.raises(OptionError, match=f"'{name}' is missing"):
