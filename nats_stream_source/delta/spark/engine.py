@@ -283,7 +283,7 @@ def _merge_as_read(
     own = [pa.field(_READ, pa.struct(read)), pa.field(_REMOVED, pa.bool_())]
 
     def part(rows: pa.Table, known: pa.Table, removed: bool) -> pa.Table:
-        # Without rows, a struct array has no chunks.
+        # A struct array without rows lacks chunks.
         structs = known.combine_chunks().to_struct_array().combine_chunks()
         flags = pa.array(np.full(len(rows), removed))
         return rows.combine_chunks().append_column(_READ, structs).append_column(_REMOVED, flags)
