@@ -11,6 +11,7 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import AckTimeoutError, ConnectError
 from tests.faults.writing.publishing import (
+    FAST_INGEST,
     SUBJECTS,
     AtPubAck,
     Messages,
@@ -207,8 +208,9 @@ async def test_killed_server(nats_server: NatsServer, kind: PublisherKind, ids: 
     killed = kind.at_ack(kind.middle, restart)
     with Proxy(nats_server.port, killed) as proxy:
         await kind.publish_all(proxy.url, messages)
-        # A server can have stored all messages before it is killed: then none is sent again.
         assert (killed.done, proxy.connections > 1) == (1, True)
+        # A later response, on its way beside the lost one, can acknowledge all that were sent.
+        assert kind is FAST_INGEST or max(sendings(proxy).values()) > 1
     messages.check(nats_server.url)
 
 
