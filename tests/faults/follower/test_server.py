@@ -262,7 +262,7 @@ def test_signal_at_start_without_leader(cluster: Cluster, tmp_path: Path) -> Non
         server.kill()
     try:
         with following(cluster.url, "b", tmp_path / "table") as follower:
-            follower.wait(lambda: "servers are away" in follower.errors, "an outage")
+            follower.wait(lambda: "retrying request" in follower.errors, "a retry")
             assert follower.end() == 0, follower.errors
     finally:
         for server in others:

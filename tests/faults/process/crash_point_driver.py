@@ -10,7 +10,9 @@ Run as a program with one argument, a JSON file::
 :func:`stopping_driver` starts it, :func:`stored_rows` reads the sink.
 
 Each query has its checkpoint in ``<directory>/checkpoint``. Its sink is idempotent: each task
-writes its rows to ``<directory>/rows/<micro-batch>-<split>.json``, all or nothing. At its point, in
+writes its rows to a file of its own, and the driver links those of the tasks that Spark counts to
+``<directory>/rows/<micro-batch>-<split>.json``. A task that outlives its driver, or that Spark
+kills, may see its rows end as if there were no more, and write some of them. At its point, in
 the micro-batch ``batch``, a query leaves ``<directory>/at`` and then what follows. A batch read,
 which is not ``streaming``, is its micro-batch 0; it is read while the queries before it run.
 With ``hides_formats`` Spark does not find the formats by their modules: the program writes what
@@ -69,7 +71,7 @@ def sink(directory: Path, point: str, at: int) -> Callable[[DataFrame, int], Non
         here = point if batch_id == at else ""
         if here == "planned":
             arrive(directory)
-        batch.foreachPartition(task(str(directory), batch_id, here))
+        store(batch, task(str(directory), batch_id, here))
         if here == "written":
             arrive(directory)
 
@@ -82,10 +84,17 @@ def arrive(directory: Path) -> None:
     threading.Event().wait()
 
 
-def task(directory: str, batch_id: int, point: str) -> Callable[[Iterator[Row]], None]:
-    """Writes the rows of one split; pickled to the workers."""
+def store(batch: DataFrame, write: Callable[[Iterator[Row]], Iterator[str]]) -> None:
+    """Run the tasks, then link what they wrote; a repeated micro-batch has its rows already."""
+    for partial in batch.rdd.mapPartitions(write).collect():
+        with contextlib.suppress(FileExistsError):
+            os.link(partial, Path(partial).with_suffix(""))
 
-    def write(rows: Iterator[Row]) -> None:
+
+def task(directory: str, batch_id: int, point: str) -> Callable[[Iterator[Row]], Iterator[str]]:
+    """Writes the rows of one split, and yields the file's name; pickled to the workers."""
+
+    def write(rows: Iterator[Row]) -> Iterator[str]:
         context = TaskContext.get()
         assert context is not None
         split = context.partitionId()
@@ -98,13 +107,9 @@ def task(directory: str, batch_id: int, point: str) -> Callable[[Iterator[Row]],
             )
             if len(kept) == MIDDLE and point in IN_A_TASK:
                 trouble(Path(directory), point, split)
-        target = Path(directory, "rows", f"{batch_id}-{split}.json")
-        partial = target.with_name(f"{target.name}.{uuid.uuid4().hex}")
+        partial = Path(directory, "rows", f"{batch_id}-{split}.json.{uuid.uuid4().hex}")
         partial.write_text(json.dumps(kept))
-        # The first one counts: an attempt that Spark kills, because another one was faster, may
-        # see its rows end as if there were no more, and come here with some of them.
-        with contextlib.suppress(FileExistsError):
-            os.link(partial, target)
+        yield str(partial)
 
     return write
 
@@ -126,9 +131,8 @@ def trouble(directory: Path, point: str, split: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if point == "task slow":
         # The other attempt has written its rows by then; this one is killed, or writes the same.
-        done = directory / "rows" / "0-0.json"
         for _ in range(2000):
-            if done.exists():
+            if any((directory / "rows").glob("0-0.json.*")):
                 (directory / "overtaken").touch()
                 break
             threading.Event().wait(0.1)
@@ -189,7 +193,7 @@ def main(request: dict[str, Any], scratch: Path) -> None:
             .load()
         )
         if not query["streaming"]:
-            loaded.foreachPartition(task(str(directory), 0, query["point"]))
+            store(loaded, task(str(directory), 0, query["point"]))
             continue
         writes = loaded.writeStream.foreachBatch(
             sink(directory, query["point"], query["batch"])
