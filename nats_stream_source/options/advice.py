@@ -2,11 +2,10 @@
 
 A new user brings the names of Spark's Kafka source, of the other format, or of Spark SQL. The
 parser appends the advice of this module to its error, in place of the option with the nearest name.
+There is one table for reading and one for writing each format.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 
 def create_view(format_name: str, stream_option: str) -> str:
@@ -15,11 +14,6 @@ def create_view(format_name: str, stream_option: str) -> str:
         f"CREATE TEMPORARY VIEW name USING {format_name} OPTIONS (servers '...', "
         f"{stream_option} '...')"
     )
-
-
-def _lower(advice: Mapping[str, str]) -> dict[str, str]:
-    # Spark passes names in lower case.
-    return {name.lower(): text for name, text in advice.items()}
 
 
 def _from_spark(format_name: str, stream_option: str, filter_option: str) -> dict[str, str]:
@@ -46,58 +40,52 @@ def _from_spark(format_name: str, stream_option: str, filter_option: str) -> dic
     }
 
 
-KV_ADVICE = _lower(
-    {
-        **_from_spark("nats_kv", "bucket", "keys"),
-        "startingOffsets": "write updatesOnly=true for latest, includeHistory=true for "
-        "earliest, or 'startSequence' for a revision; without these the query starts with the last "
-        "entry of each key",
-        "startingTimestamp": "write 'startTime'",
-        "endingOffsets": "write 'asOfSequence' to read the bucket as it was at a revision",
-        "endingTimestamp": "write 'asOfTime' to read the bucket as it was at a time",
-        "stream": "write 'bucket', or format('nats_stream') to read a stream",
-        "streams": "write 'buckets', or format('nats_stream') to read streams",
-        "streamPattern": "write 'bucketPattern', or format('nats_stream') to read streams",
-        "subject": "write 'keys' to select keys, or format('nats_stream') to read a subject",
-        "filterSubjects": "write 'keys', without the prefix $KV.<bucket>",
-        "deliverPolicy": "write 'updatesOnly', 'includeHistory', 'startSequence' or 'startTime'",
-        "endSequence": "write 'asOfSequence' to read the bucket as it was at a revision",
-        "endTime": "write 'asOfTime' to read the bucket as it was at a time",
-        "headersOnly": "write 'metaOnly'",
-        "minLastSequence": "write 'minLastRevision'",
-    }
-)
-"""By name in lower case: what to write for a name that ``nats_kv`` lacks."""
+KV_ADVICE = {
+    **_from_spark("nats_kv", "bucket", "keys"),
+    "startingOffsets": "write updatesOnly=true for latest, includeHistory=true for "
+    "earliest, or 'startSequence' for a revision; without these the query starts with the last "
+    "entry of each key",
+    "startingTimestamp": "write 'startTime'",
+    "endingOffsets": "write 'asOfSequence' to read the bucket as it was at a revision",
+    "endingTimestamp": "write 'asOfTime' to read the bucket as it was at a time",
+    "stream": "write 'bucket', or format('nats_stream') to read a stream",
+    "streams": "write 'buckets', or format('nats_stream') to read streams",
+    "streamPattern": "write 'bucketPattern', or format('nats_stream') to read streams",
+    "subject": "write 'keys' to select keys, or format('nats_stream') to read a subject",
+    "filterSubjects": "write 'keys', without the prefix $KV.<bucket>",
+    "deliverPolicy": "write 'updatesOnly', 'includeHistory', 'startSequence' or 'startTime'",
+    "endSequence": "write 'asOfSequence' to read the bucket as it was at a revision",
+    "endTime": "write 'asOfTime' to read the bucket as it was at a time",
+    "headersOnly": "write 'metaOnly'",
+    "minLastSequence": "write 'minLastRevision'",
+}
 
 _CODEC = (
     "the subjects and messages of a stream are not encoded; write format('nats_kv') to read a "
     "bucket with codecs"
 )
 
-STREAM_ADVICE = _lower(
-    {
-        **_from_spark("nats_stream", "stream", "filterSubjects"),
-        "startingOffsets": "write deliverPolicy=all for earliest, deliverPolicy=new for "
-        "latest, or 'startSequence' for a sequence",
-        "startingTimestamp": "write 'startTime'",
-        "endingOffsets": "write 'endSequence'",
-        "endingTimestamp": "write 'endTime'",
-        "bucket": "write format('nats_kv') to read a bucket, or stream=KV_<bucket> to read its "
-        "messages",
-        "buckets": "write format('nats_kv') to read buckets",
-        "bucketPattern": "write format('nats_kv') to read buckets",
-        "keys": "write 'filterSubjects', or format('nats_kv') to read a bucket",
-        "includeHistory": "write deliverPolicy=all",
-        "updatesOnly": "write deliverPolicy=new",
-        "ignoreDeletes": "a stream does not have markers; write format('nats_kv') to read a bucket",
-        **dict.fromkeys(("keyCodec", "valueCodec", "onUndecodable", "includeRawKey"), _CODEC),
-        "metaOnly": "write 'headersOnly'",
-        "minLastRevision": "write 'minLastSequence'",
-        "asOfSequence": "write 'endSequence', or format('nats_kv') to read a bucket",
-        "asOfTime": "write 'endTime', or format('nats_kv') to read a bucket",
-    }
-)
-"""By name in lower case: what to write for a name that ``nats_stream`` lacks."""
+STREAM_ADVICE = {
+    **_from_spark("nats_stream", "stream", "filterSubjects"),
+    "startingOffsets": "write deliverPolicy=all for earliest, deliverPolicy=new for "
+    "latest, or 'startSequence' for a sequence",
+    "startingTimestamp": "write 'startTime'",
+    "endingOffsets": "write 'endSequence'",
+    "endingTimestamp": "write 'endTime'",
+    "bucket": "write format('nats_kv') to read a bucket, or stream=KV_<bucket> to read its "
+    "messages",
+    "buckets": "write format('nats_kv') to read buckets",
+    "bucketPattern": "write format('nats_kv') to read buckets",
+    "keys": "write 'filterSubjects', or format('nats_kv') to read a bucket",
+    "includeHistory": "write deliverPolicy=all",
+    "updatesOnly": "write deliverPolicy=new",
+    "ignoreDeletes": "a stream does not have markers; write format('nats_kv') to read a bucket",
+    **dict.fromkeys(("keyCodec", "valueCodec", "onUndecodable", "includeRawKey"), _CODEC),
+    "metaOnly": "write 'headersOnly'",
+    "minLastRevision": "write 'minLastSequence'",
+    "asOfSequence": "write 'endSequence', or format('nats_kv') to read a bucket",
+    "asOfTime": "write 'endTime', or format('nats_kv') to read a bucket",
+}
 
 _READ_ONLY = "it is an option of reading; remove it"
 _WRITE_COMMON = {
@@ -114,35 +102,29 @@ _WRITE_COMMON = {
     "failOnDataLoss": _READ_ONLY,
 }
 
-KV_WRITE_ADVICE = _lower(
-    {
-        **_WRITE_COMMON,
-        "topic": "write 'bucket'",
-        "stream": "write 'bucket', or format('nats_stream') to write to a stream",
-        "subject": "write the column 'key', or format('nats_stream') to write to a subject",
-        "keys": "filter the DataFrame: df.where(...)",
-        "fastIngest": "remove it: each row of a bucket has a PubAck of its own",
-        "ignoreDeletes": "filter the DataFrame: df.where(\"operation = 'PUT'\")",
-        "metaOnly": _READ_ONLY,
-        "onUndecodable": _READ_ONLY,
-        "includeRawKey": "a column 'raw_key' of the DataFrame is ignored; remove it",
-    }
-)
-"""By name in lower case: what to write for a name that a write to ``nats_kv`` lacks."""
+KV_WRITE_ADVICE = {
+    **_WRITE_COMMON,
+    "topic": "write 'bucket'",
+    "stream": "write 'bucket', or format('nats_stream') to write to a stream",
+    "subject": "write the column 'key', or format('nats_stream') to write to a subject",
+    "keys": "filter the DataFrame: df.where(...)",
+    "fastIngest": "remove it: each row of a bucket has a PubAck of its own",
+    "ignoreDeletes": "filter the DataFrame: df.where(\"operation = 'PUT'\")",
+    "metaOnly": _READ_ONLY,
+    "onUndecodable": _READ_ONLY,
+    "includeRawKey": "a column 'raw_key' of the DataFrame is ignored; remove it",
+}
 
-STREAM_WRITE_ADVICE = _lower(
-    {
-        **_WRITE_COMMON,
-        "topic": "write 'stream', and 'subject' or the column 'subject'",
-        "bucket": "write format('nats_kv') to write to a bucket",
-        "filterSubjects": "filter the DataFrame: df.where(...)",
-        "history": "a stream does not have a history per key; write format('nats_kv')",
-        "onConflict": "a stream does not have revisions per key; write format('nats_kv')",
-        **dict.fromkeys(
-            ("keyCodec", "valueCodec"),
-            "subjects and messages of a stream are not encoded; write format('nats_kv') to write "
-            "to a bucket with codecs",
-        ),
-    }
-)
-"""By name in lower case: what to write for a name that a write to ``nats_stream`` lacks."""
+STREAM_WRITE_ADVICE = {
+    **_WRITE_COMMON,
+    "topic": "write 'stream', and 'subject' or the column 'subject'",
+    "bucket": "write format('nats_kv') to write to a bucket",
+    "filterSubjects": "filter the DataFrame: df.where(...)",
+    "history": "a stream does not have a history per key; write format('nats_kv')",
+    "onConflict": "a stream does not have revisions per key; write format('nats_kv')",
+    **dict.fromkeys(
+        ("keyCodec", "valueCodec"),
+        "subjects and messages of a stream are not encoded; write format('nats_kv') to write "
+        "to a bucket with codecs",
+    ),
+}

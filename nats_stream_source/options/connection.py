@@ -12,7 +12,7 @@ from nats_stream_source.connection.settings import ConnectionSettings
 from nats_stream_source.errors import ConfigurationError, OptionError
 from nats_stream_source.jetstream.subjects import api_prefix
 from nats_stream_source.options import converters
-from nats_stream_source.options.table import Option, Values, option_hints, option_names
+from nats_stream_source.options.table import Option, Values, option_hints
 
 _DEFAULTS = {field.name: field.default for field in fields(ConnectionSettings)}
 
@@ -111,7 +111,7 @@ def connection_settings(values: Values) -> ConnectionSettings:
     """The settings of the connection, from parsed values."""
     if not values["servers"]:
         raise OptionError("option 'servers' is missing: for example nats://127.0.0.1:4222")
-    with option_hints(option_names(CONNECTION)):
+    with option_hints(CONNECTION):
         try:
             prefix = api_prefix(values["apiPrefix"], values["domain"])
             settings = values.build(ConnectionSettings, api_prefix=prefix)

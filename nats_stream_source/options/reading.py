@@ -29,7 +29,7 @@ from nats_stream_source.options.common import (
 )
 from nats_stream_source.options.connection import CONNECTION, connection_settings
 from nats_stream_source.options.converters import DeliverPolicy, StartPosition
-from nats_stream_source.options.table import Mode, Option, Values, option_hints, option_names, parse
+from nats_stream_source.options.table import Mode, Option, Values, option_hints, parse
 
 CODECS: tuple[Option, ...] = (
     Option(
@@ -191,7 +191,7 @@ def codec_of(values: Values) -> KvCodec:
 
 def kv_options(given: Mapping[str, object], mode: Mode | None = None) -> KvOptions:
     """Parse and validate the options of ``nats_kv``; ``mode`` is None if it is not known yet."""
-    with option_hints(option_names(CONNECTION + KV)):
+    with option_hints(CONNECTION + KV):
         require_options(given, "nats_kv", "bucket")
         return _validate_kv(parse(given, CONNECTION + KV, KV_ADVICE), mode)
 
@@ -285,7 +285,7 @@ class LookupOptions:
 
 def lookup_options(bucket: str, given: Mapping[str, object]) -> LookupOptions:
     """Parse and validate the options of ``lookup``."""
-    with option_hints(option_names(CONNECTION + LOOKUP)):
+    with option_hints(CONNECTION + LOOKUP):
         values = parse(given, CONNECTION + LOOKUP)
         values.validate_effect("onUndecodable", "valueCodec")
         return values.build(
@@ -403,7 +403,7 @@ class StreamOptions:
 
 def stream_options(given: Mapping[str, object], mode: Mode | None = None) -> StreamOptions:
     """Parse and validate the options of ``nats_stream``; ``mode`` is None if not known yet."""
-    with option_hints(option_names(CONNECTION + STREAM)):
+    with option_hints(CONNECTION + STREAM):
         require_options(given, "nats_stream", "stream")
         return _validate_stream(parse(given, CONNECTION + STREAM, STREAM_ADVICE), mode)
 

@@ -112,7 +112,7 @@ def parse(
     """Parse the options that are given.
 
     Args:
-        advice: what to write instead of a name that is not in the table, by name in lower case.
+        advice: what to write instead of a name that is not in the table.
 
     Raises:
         OptionError: a name is not in the table (the error has the advice, or the nearest name), or
@@ -143,7 +143,8 @@ def parse(
 
 def _instead(name: str, by_name: Mapping[str, Option], advice: Mapping[str, str]) -> str:
     """What to write instead of an unknown name; the page with all names if no option is near."""
-    if text := advice.get(name.lower()):
+    # Spark passes names in lower case.
+    if text := {one.lower(): text for one, text in advice.items()}.get(name.lower()):
         return f": {text}"
     near = difflib.get_close_matches(name.lower(), by_name, n=1, cutoff=0.5)
     if near:
@@ -161,22 +162,17 @@ def _instead(name: str, by_name: Mapping[str, Option], advice: Mapping[str, str]
 _ALIASES = {"min_last_seq": "'minLastSequence' (nats_kv: 'minLastRevision')"}
 
 
-def option_names(table: Iterable[Option]) -> dict[str, str]:
-    """The names of the options of ``table``, in quotes, by setting."""
-    return {option.setting: repr(option.name) for option in table} | _ALIASES
-
-
 def names_of_settings(error: NatsSourceError, name_of: Callable[[str], str | None]) -> list[str]:
     """The user's names of the settings of ``error``; ``name_of`` returns None where none exists."""
     names = (name_of(setting) for setting in error.settings)
     return list(dict.fromkeys(name for name in names if name is not None))
 
 
-def add_option_hints(error: NatsSourceError, names: dict[str, str]) -> None:
+def add_option_hints(error: NatsSourceError, table: Iterable[Option]) -> None:
     """Append the options that the caller can change to the text of ``error``, in place and once."""
     if vars(error).get("_has_options"):
         return
-    text = str(error)
+    text, names = str(error), {option.setting: repr(option.name) for option in table} | _ALIASES
     options = names_of_settings(error, names.get)
     if any(option not in text for option in options):
         text += f" ({'options' if len(options) > 1 else 'option'} {' or '.join(options)})"
@@ -187,10 +183,10 @@ def add_option_hints(error: NatsSourceError, names: dict[str, str]) -> None:
 
 
 @contextlib.contextmanager
-def option_hints(names: dict[str, str]) -> Iterator[None]:
-    """Append the options to the errors that leave the block."""
+def option_hints(table: Iterable[Option]) -> Iterator[None]:
+    """Append options of ``table`` to the errors that leave the block."""
     try:
         yield
     except NatsSourceError as error:
-        add_option_hints(error, names)
+        add_option_hints(error, table)
         raise

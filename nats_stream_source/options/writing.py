@@ -21,7 +21,7 @@ from nats_stream_source.options import converters
 from nats_stream_source.options.advice import KV_WRITE_ADVICE, STREAM_WRITE_ADVICE
 from nats_stream_source.options.connection import CONNECTION, connection_settings
 from nats_stream_source.options.reading import CODECS
-from nats_stream_source.options.table import Option, Values, option_hints, option_names, parse
+from nats_stream_source.options.table import Option, Values, option_hints, parse
 from nats_stream_source.wire.publish.unsendable import Unsendable
 
 
@@ -257,7 +257,7 @@ def without_query_options(given: Mapping[str, str]) -> dict[str, str]:
 
 def kv_write_options(given: Mapping[str, str]) -> KvWriteOptions:
     """Parse and validate the options of a write to ``nats_kv``."""
-    with option_hints(option_names(CONNECTION + KV_WRITE)):
+    with option_hints(CONNECTION + KV_WRITE):
         values = parse(given, CONNECTION + KV_WRITE, KV_WRITE_ADVICE)
         if values["bucket"] is None:
             raise OptionError("option 'bucket' is missing: the name of the key-value bucket")
@@ -276,7 +276,7 @@ def kv_write_options(given: Mapping[str, str]) -> KvWriteOptions:
 
 def stream_write_options(given: Mapping[str, str]) -> StreamWriteOptions:
     """Parse and validate the options of a write to ``nats_stream``."""
-    with option_hints(option_names(CONNECTION + STREAM_WRITE)):
+    with option_hints(CONNECTION + STREAM_WRITE):
         values = parse(given, CONNECTION + STREAM_WRITE, STREAM_WRITE_ADVICE)
         if values["stream"] is None:
             raise OptionError("option 'stream' is missing: the name of the JetStream stream")

@@ -26,7 +26,7 @@ from nats_stream_source.options import (
     StreamSet,
 )
 from nats_stream_source.options.reading import READ_CODECS
-from nats_stream_source.options.table import add_option_hints, option_names
+from nats_stream_source.options.table import add_option_hints
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -255,7 +255,7 @@ class FormatAdapter(ABC):
         try:
             yield from batches
         except UndecodableError as error:
-            add_option_hints(error, option_names(READ_CODECS))
+            add_option_hints(error, READ_CODECS)
             raise
         finally:
             self.finish()

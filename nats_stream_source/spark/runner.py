@@ -18,13 +18,12 @@ from nats_stream_source.errors import NatsSourceError
 from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.logs import field_logger
 from nats_stream_source.options import CONNECTION, KV, STREAM
-from nats_stream_source.options.table import option_hints, option_names
+from nats_stream_source.options.table import option_hints
 
 T = TypeVar("T")
 
 log = field_logger(__name__)
 
-_OPTION_NAMES = option_names(CONNECTION + KV + STREAM)
 _CLOSE_DEADLINE = 10.0  # seconds, for cancelled tasks
 
 
@@ -40,7 +39,7 @@ class Runner:
         task = self._loop.create_task(work)
         try:
             # Errors of the connection and of JetStream name settings; Spark users set options.
-            with option_hints(_OPTION_NAMES):
+            with option_hints(CONNECTION + KV + STREAM):
                 return self._loop.run_until_complete(task)
         finally:
             if not task.done():

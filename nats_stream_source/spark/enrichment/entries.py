@@ -27,7 +27,7 @@ from nats_stream_source.jetstream.reusable_connection import ReusableConnection
 from nats_stream_source.jetstream.subjects import KEY_PATTERN
 from nats_stream_source.logs import field_logger
 from nats_stream_source.options.reading import ENTRY_COLUMNS, LOOKUP, LookupOptions
-from nats_stream_source.options.table import add_option_hints, option_names
+from nats_stream_source.options.table import add_option_hints
 from nats_stream_source.rows.arrow import arrow_schema
 from nats_stream_source.spark.runner import cached_runner
 from nats_stream_source.wire.codec import decode_key, decode_value, each, encode_key
@@ -128,7 +128,7 @@ class _EntryReader:
                 entry = found.slice(pc.index(values.is_null(), True).as_py(), 1).to_pylist()[0]
                 raw_key = entry["subject"].removeprefix(prefix)
                 error = codec.undecodable(self._options.bucket, raw_key, entry["sequence"])
-                add_option_hints(error, option_names(LOOKUP))
+                add_option_hints(error, LOOKUP)
                 raise error
         created = found["time"].cast(arrow_schema("nats_kv").field("created").type, safe=False)
         return pa.table([values, found["sequence"], created], list(ENTRY_COLUMNS))

@@ -475,8 +475,9 @@ def test_advice_is_for_unknown_names_and_names_options() -> None:
     own = {option.name.lower() for option in CONNECTION + COMMON}
     of_kv = own | {option.name.lower() for option in KV}
     of_stream = own | {option.name.lower() for option in STREAM}
-    assert not of_kv & KV_ADVICE.keys()
-    assert not of_stream & STREAM_ADVICE.keys()
+    for_kv, for_stream = ({name.lower() for name in one} for one in (KV_ADVICE, STREAM_ADVICE))
+    assert not of_kv & for_kv
+    assert not of_stream & for_stream
     # Each format has advice for every option of the other.
-    assert of_stream - of_kv <= KV_ADVICE.keys()
-    assert of_kv - of_stream <= STREAM_ADVICE.keys()
+    assert of_stream - of_kv <= for_kv
+    assert of_kv - of_stream <= for_stream

@@ -26,7 +26,7 @@ from nats_stream_source.errors import (
 from nats_stream_source.jetstream.kv.codec import KvCodec
 from nats_stream_source.jetstream.subjects import api_prefix, validate_filters
 from nats_stream_source.options import CONNECTION, KV, STREAM
-from nats_stream_source.options.table import add_option_hints, option_hints, option_names
+from nats_stream_source.options.table import add_option_hints, option_hints
 from nats_stream_source.options.writing import (
     KvWriteOptions,
     MessageId,
@@ -169,7 +169,7 @@ def test_options_of_query_are_not_those_of_sink() -> None:
     assert without_query_options({**SERVER, "checkpointlocation": "/tmp/x"}) == SERVER
 
 
-NAMES = option_names(CONNECTION + KV + STREAM)
+READING = CONNECTION + KV + STREAM
 
 
 # -- the layers below the options ------------------------------------------------------------------
@@ -288,20 +288,20 @@ def test_names_of_settings_are_appended_once(
     assert error_text(error, {}) == text + in_cli
     error = pickle.loads(pickle.dumps(error))
     for _ in range(2):
-        add_option_hints(error, NAMES)
+        add_option_hints(error, READING)
         assert str(error) == text + in_spark
 
 
 def test_options_in_text_become_flags() -> None:
     error = OptionError("options 'user' and 'password' belong together")
     assert error_text(error, {}) == "--user and --password belong together"
-    add_option_hints(error, NAMES)
+    add_option_hints(error, READING)
     assert str(error) == "options 'user' and 'password' belong together"
 
 
 def test_error_keeps_all_but_its_text() -> None:
     error = KeyDeletedError("deleted", 7, "DEL", settings=["request_timeout"])
-    with pytest.raises(KeyDeletedError) as caught, option_hints(NAMES):
+    with pytest.raises(KeyDeletedError) as caught, option_hints(READING):
         raise error
     assert caught.value is error
     assert (error.revision, error.operation) == (7, "DEL")
