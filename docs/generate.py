@@ -25,7 +25,7 @@ from nats_stream_source.metrics.table import METRICS
 from nats_stream_source.options import COMMON, CONNECTION, KV, STREAM, Option
 from nats_stream_source.options.reading import LOOKUP
 from nats_stream_source.options.writing import KV_WRITE, STREAM_WRITE
-from nats_stream_source.rows.columns import COLUMNS, ignored_columns, written_columns
+from nats_stream_source.rows.columns import COLUMNS
 
 DOCS = Path(__file__).parent
 COLUMNS_PAGE = DOCS / "reference/columns.md"
@@ -71,10 +71,11 @@ def read_table(name: str) -> str:
 def written_table(name: str) -> str:
     """The table of the columns that a sink writes, and those that it ignores."""
     rows = [
-        [f"`{name}`", one.type or "", ("required; " if one.required else "") + one.meaning]
-        for name, one in written_columns(name).items()
+        [f"`{one.name}`", sink.type, ("required; " if sink.required else "") + sink.meaning]
+        for one in COLUMNS[name]
+        if (sink := one.written) is not None
     ]
-    ignored = ", ".join(f"`{one}`" for one in ignored_columns(name))
+    ignored = ", ".join(f"`{one.name}`" for one in COLUMNS[name] if one.written is None)
     return table(_COLUMN, [*rows, [ignored, "any", "ignored"]]) + "\n"
 
 

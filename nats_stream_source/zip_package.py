@@ -22,8 +22,8 @@ import zipfile
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
 from importlib.util import spec_from_file_location
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 FORMAT_MODULES = ("pyspark_nats_kv.py", "pyspark_nats_stream.py")
 """Modules by which Spark finds the formats ``nats_kv`` and ``nats_stream``."""
@@ -33,35 +33,18 @@ def write_archive(target: Path) -> Path:
     """Write the zip file to ``target`` and return that path; an existing file is replaced."""
     package = Path(__file__).parent
     root = package.parent
-    libraries = [
-        path for suffix in EXTENSION_SUFFIXES for path in package.rglob(f"compiled_*{suffix}")
-    ]
     files = {
         *(root / name for name in FORMAT_MODULES),
         *package.rglob("*.py"),
         *package.glob("py.typed"),
+        *(path for suffix in EXTENSION_SUFFIXES for path in package.rglob(f"compiled_*{suffix}")),
     }
-    files.update(libraries)
     # Installers for reproducible builds set the modification time 0, which zip does not support.
     compression = zipfile.ZIP_DEFLATED
     with zipfile.ZipFile(target, "w", compression, strict_timestamps=False) as archive:
         for file in sorted(files):
             archive.write(file, file.relative_to(root))
     return target
-
-
-class _CompiledModules:
-    """A finder of the modules that were unpacked."""
-
-    def __init__(self, modules: dict[str, Path]) -> None:
-        self._modules = modules
-
-    def find_spec(
-        self, name: str, _path: Any = None, _target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """The module's file, if it was unpacked."""
-        file = self._modules.get(name)
-        return None if file is None else spec_from_file_location(name, file)
 
 
 def find_compiled_modules(archive: str) -> None:
@@ -77,7 +60,11 @@ def find_compiled_modules(archive: str) -> None:
                 module = name.removesuffix(f".{suffix}").replace("/", ".")
                 with contextlib.suppress(OSError):
                     modules[module] = _unpacked(zipped.read(name), f"{stem}.{suffix}")
-    sys.meta_path.insert(0, _CompiledModules(modules))
+
+    def find_spec(name: str, *_: object) -> ModuleSpec | None:
+        return spec_from_file_location(name, modules[name]) if name in modules else None
+
+    sys.meta_path.insert(0, cast(Any, SimpleNamespace(find_spec=find_spec)))
 
 
 def _unpacked(content: bytes, name: str) -> Path:

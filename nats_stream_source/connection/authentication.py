@@ -265,15 +265,11 @@ class ConnectFailures:
             reason = self._reason(self._last)
         elif settings.uses_websocket:
             reason = "no response"
-        elif settings.tls_handshake_first:
-            reason = (
-                "no response; 'tls_handshake_first' must be left out if the server sends INFO first"
-            )
         else:
-            reason = (
-                "no response; 'tls_handshake_first' must be set if the server waits for the TLS "
-                "handshake"
-            )
+            must = "set if the server waits for the TLS handshake"
+            if settings.tls_handshake_first:
+                must = "left out if the server sends INFO first"
+            reason = f"no response; 'tls_handshake_first' must be {must}"
         return ConnectError(
             f"could not connect to {settings.server_list} within {settings.connect_timeout:g} s "
             f"('connect_timeout'): {reason}",

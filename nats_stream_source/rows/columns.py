@@ -192,19 +192,3 @@ def declared(format_name: str, added: Collection[str] = ()) -> str:
     """The columns that a read returns, by Spark's names of their types."""
     columns = read_columns(format_name, added)
     return ", ".join(f"{name} {kind}" for name, kind in columns.items())
-
-
-def ignored_columns(format_name: str) -> list[str]:
-    """The columns that a read returns and a sink ignores."""
-    return [
-        column.name
-        for column in COLUMNS[format_name]
-        if column.type is not None and column.written is None
-    ]
-
-
-def written_columns(format_name: str) -> dict[str, Written]:
-    """The columns that a sink writes, by name; it ignores the others that a read returns."""
-    return {
-        column.name: column.written for column in COLUMNS[format_name] if column.written is not None
-    }

@@ -43,7 +43,7 @@ from nats_stream_source.options.writing import (
     stream_write_options,
     without_query_options,
 )
-from nats_stream_source.rows.columns import ddl, declared, ignored_columns, written_columns
+from nats_stream_source.rows.columns import COLUMNS, ddl, declared
 from nats_stream_source.spark.readers import STREAM_READER, BatchReader, StreamReader
 
 if TYPE_CHECKING:
@@ -200,34 +200,28 @@ def validate_columns(
 
     ``required`` are columns that the options require, beside those of the format.
     """
-    written = written_columns(format_name)
-    types = {name: column.type for name, column in written.items()}
-    ignored = ignored_columns(format_name)
+    columns = {column.name: column.written for column in COLUMNS[format_name]}
+    written = {name: column for name, column in columns.items() if column is not None}
     failed = f"could not write with format {format_name!r}: "
-    expected = ", ".join(f"{name} {kind}" for name, kind in types.items())
+    expected = ", ".join(f"{name} {column.type}" for name, column in written.items())
     seen: set[str] = set()
     for field in schema:
         name = field.name
         if name in seen:
             raise OptionError(f"{failed}column {name!r} occurs twice; rename or drop one of them")
         seen.add(name)
-        if name in ignored:
-            continue
-        if name not in types:
-            near = difflib.get_close_matches(name.lower(), types, n=1)
+        if name not in columns:
+            near = difflib.get_close_matches(name.lower(), written, n=1)
             hint = f"rename it to {near[0]!r}, or " if near else ""
             raise OptionError(
                 f"{failed}column {name!r} is unknown, expected {expected}; {hint}select the "
                 f"columns to write"
             )
-        expected_type = types[name]
-        if not _fits(field.dataType, expected_type):
-            to_json = (
-                ", or write to_json(...) for several values" if "BINARY" in expected_type else ""
-            )
+        if (column := columns[name]) is not None and not _fits(field.dataType, column.type):
+            several = ", or write to_json(...) for several values"
             raise OptionError(
                 f"{failed}column {name!r} is {field.dataType.simpleString().upper()}, expected "
-                f"{expected_type}; cast it{to_json}"
+                f"{column.type}; cast it{several if 'BINARY' in column.type else ''}"
             )
     for name in (*required, *(name for name, column in written.items() if column.required)):
         if name not in seen:

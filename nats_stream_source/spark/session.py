@@ -29,15 +29,13 @@ _log = field_logger(__name__)
 ADMISSION_CONTROL = importlib.util.find_spec("pyspark.sql.streaming.datasource") is not None
 """Whether Spark passes a micro-batch's start and limit to ``latestOffset`` (since 4.2)."""
 
-SETTINGS: Mapping[str, str] = {
+SETTINGS: Mapping[str, str] = (
     # Over TCP, each Python step of a task waits 40 ms for a delayed acknowledgement. Spark 4.0 and
     # 4.1 lack the sockets, Windows has them only in part.
-    **(
-        {"spark.python.unix.domain.socket.enabled": "true"}
-        if ADMISSION_CONTROL and sys.platform != "win32"
-        else {}
-    ),
-}
+    {"spark.python.unix.domain.socket.enabled": "true"}
+    if ADMISSION_CONTROL and sys.platform != "win32"
+    else {}
+)
 """The settings that this Spark has and that make a small micro-batch more than 10 % faster."""
 
 
