@@ -10,7 +10,7 @@ ConfigurationError for filters that overlap and for invalid properties of a buck
 
 from nats_stream_source.options.common import COMMON, CommonOptions, StreamSet
 from nats_stream_source.options.connection import CONNECTION, connection_settings
-from nats_stream_source.options.converters import DeliverPolicy, StartPosition, StartTimeStrategy
+from nats_stream_source.options.converters import DeliverPolicy, StartPosition
 from nats_stream_source.options.reading import (
     KV,
     STREAM,
@@ -32,7 +32,6 @@ __all__ = [
     "Mode",
     "Option",
     "StartPosition",
-    "StartTimeStrategy",
     "StreamOptions",
     "StreamSet",
     "connection_settings",

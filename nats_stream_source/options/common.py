@@ -16,12 +16,7 @@ from dataclasses import dataclass
 from nats_stream_source.errors import OptionError
 from nats_stream_source.options import converters
 from nats_stream_source.options.advice import create_view
-from nats_stream_source.options.converters import (
-    START_WORDS,
-    DeliverPolicy,
-    StartPosition,
-    StartTimeStrategy,
-)
+from nats_stream_source.options.converters import START_WORDS, DeliverPolicy, StartPosition
 from nats_stream_source.options.table import Mode, Option, Values
 
 COMMON: tuple[Option, ...] = (
@@ -79,7 +74,7 @@ COMMON: tuple[Option, ...] = (
     ),
     Option(
         "startTimeStrategy",
-        converters.one_of(*StartTimeStrategy),
+        converters.one_of("error", "latest"),
         "What happens if all messages of a stream are older than `startTime`: `error` refuses to "
         "start, `latest` starts with the next message, also if the time is in the future. Default: "
         "the query starts with the next message, and a time in the future is an error.",

@@ -30,13 +30,6 @@ class DeliverPolicy(str, Enum):
     BY_START_TIME = "by_start_time"
 
 
-class StartTimeStrategy(str, Enum):
-    """What happens if all messages of a stream are older than the start time."""
-
-    ERROR = "error"
-    LATEST = "latest"
-
-
 @dataclass(frozen=True, slots=True)
 class StartPosition:
     """The start position of a query without a checkpoint.
@@ -47,16 +40,17 @@ class StartPosition:
             message at or after this time.
         by_name: the positions of buckets or streams, by the names of the user; None if all have
             this one.
-        time_strategy: None to start with the next message, and to refuse a time in the future.
+        time_strategy: the option ``startTimeStrategy``; None to start with the next message, and
+            to refuse a time in the future.
     """
 
     policy: DeliverPolicy = DeliverPolicy.ALL
     sequence: int | None = None
     time: int | None = None
     by_name: Mapping[str, StartPosition] | None = None
-    time_strategy: StartTimeStrategy | None = None
+    time_strategy: str | None = None
 
-    def with_time_strategy(self, strategy: StartTimeStrategy | None) -> StartPosition:
+    def with_time_strategy(self, strategy: str | None) -> StartPosition:
         """The same position, and those that it names, with a strategy."""
         if strategy is None:
             return self

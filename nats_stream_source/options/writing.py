@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from nats_stream_source.connection.settings import ConnectionSettings
@@ -23,21 +22,6 @@ from nats_stream_source.options.connection import CONNECTION, connection_setting
 from nats_stream_source.options.reading import CODECS
 from nats_stream_source.options.table import Option, Values, option_hints, parse
 from nats_stream_source.wire.publish.unsendable import Unsendable
-
-
-class OnConflict(Enum):
-    """What a row does whose ``expected_revision`` is not the key's."""
-
-    FAIL = "fail"
-    SKIP = "skip"
-
-
-class MessageId(Enum):
-    """Which messages get a ``Nats-Msg-Id``."""
-
-    NONE = "none"
-    AUTO = "auto"
-
 
 _CREATION: tuple[Option, ...] = (
     Option(
@@ -108,10 +92,10 @@ _WRITING: tuple[Option, ...] = (
     *_CREATION,
     Option(
         "messageId",
-        converters.one_of(*MessageId),
+        converters.one_of("none", "auto"),
         "Whether each message has a `Nats-Msg-Id` of the query, micro-batch, partition, row and "
         "content, so that a repeated task is stored once within the duplicate window. {default}.",
-        default=MessageId.NONE,
+        default="none",
     ),
     Option(
         "asyncPersist",
@@ -147,10 +131,10 @@ KV_WRITE: tuple[Option, ...] = (
     ),
     Option(
         "onConflict",
-        converters.one_of(*OnConflict),
+        converters.one_of("fail", "skip"),
         "What a row does whose `expected_revision` is not the revision of its key. {default}; "
         "`skip` writes the other rows and logs the number of skipped ones.",
-        default=OnConflict.FAIL,
+        default="fail",
     ),
     *CODECS,
     Option(
@@ -201,12 +185,13 @@ class WriteOptions:
     Attributes:
         create: whether a missing bucket or stream is created.
         target: the name of the bucket or stream, for logs and metrics.
+        message_ids: whether each message has a ``Nats-Msg-Id``.
     """
 
     connection: ConnectionSettings
     target: str
     create: bool
-    message_id: MessageId
+    message_ids: bool
     async_persist: str
     invalid_headers: Unsendable
     max_in_flight: int
@@ -217,11 +202,12 @@ class KvWriteOptions(WriteOptions):
     """The parsed and validated options of a write to ``nats_kv``.
 
     Attributes:
+        skip_conflicts: whether a row is skipped whose ``expected_revision`` is not the key's.
         config: the bucket that ``ifMissing=create`` creates.
         has_ttl: whether the rows have the column ``ttl``.
     """
 
-    on_conflict: OnConflict
+    skip_conflicts: bool
     config: KeyValueConfig
     codec: KvCodec
     has_ttl: bool = False
@@ -264,6 +250,7 @@ def kv_write_options(given: Mapping[str, str]) -> KvWriteOptions:
         return values.build(
             KvWriteOptions,
             target=values["bucket"],
+            skip_conflicts=values["onConflict"] == "skip",
             config=values.build(
                 KeyValueConfig,
                 compression=values["compression"] == "s2",
@@ -323,7 +310,9 @@ def _common(values: Values, *own: str) -> dict[str, Any]:
                 f"option {name!r} has no effect without ifMissing=create: the properties of an "
                 f"existing bucket or stream do not change; add ifMissing=create or remove {name!r}"
             )
-    return {"connection": connection_settings(values), "create": create}
+    message_ids = values["messageId"] == "auto"
+    settings = connection_settings(values)
+    return {"connection": settings, "create": create, "message_ids": message_ids}
 
 
 def _placement(values: Values) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.times import nanoseconds, rfc3339
 from nats_stream_source.logs import field_logger
-from nats_stream_source.options import DeliverPolicy, StartPosition, StartTimeStrategy
+from nats_stream_source.options import DeliverPolicy, StartPosition
 from nats_stream_source.rows.base import FormatAdapter, StreamView
 from nats_stream_source.rows.offsets import Position
 
@@ -40,7 +40,7 @@ async def resolve_start(view: StreamView, position: StartPosition) -> int:
         if position.time_strategy is None:
             validate_past(info, position.time, "startTime")
         before = await seq_before_time(jetstream, info, position.time)
-        if position.time_strategy is StartTimeStrategy.ERROR and before >= info.last_seq:
+        if position.time_strategy == "error" and before >= info.last_seq:
             late = f"the last message of stream {info.name} is of {info.last_time}"
             raise OptionError(
                 f"could not resolve option 'startTime': "

@@ -286,23 +286,19 @@ async def warn_of_other_subjects(view: StreamView, due: float = 1.0) -> float:
     others = await other_messages(view.jetstream, info, prefix) or 0
     if not others:
         return 2.0 * info.last_seq
+    action = (
+        f"give each source of the stream a subject transform to {prefix}> and remove other "
+        f"subjects, or read the stream with nats_stream"
+    )
+    if info.config.get("mirror"):
+        action = (
+            f"the entries of the mirrored bucket are expected below {prefix}>: read other messages "
+            f"of the stream with nats_stream"
+        )
     log.warning(
         "the stream has messages that are not entries of the bucket and are not read",
         stream=info.name,
         messages=others,
-        action=_action(view),
+        action=action,
     )
     return math.inf
-
-
-def _action(view: StreamView) -> str:
-    prefix = view.scope.prefix
-    if view.info.config.get("mirror"):
-        return (
-            f"the entries of the mirrored bucket are expected below {prefix}>: read other messages "
-            f"of the stream with nats_stream"
-        )
-    return (
-        f"give each source of the stream a subject transform to {prefix}> and remove other "
-        f"subjects, or read the stream with nats_stream"
-    )

@@ -36,13 +36,7 @@ from nats_stream_source.jetstream.publish.pub_ack import no_ack_error
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import is_account_import
 from nats_stream_source.logs import field_logger
-from nats_stream_source.options.writing import (
-    KvWriteOptions,
-    MessageId,
-    OnConflict,
-    StreamWriteOptions,
-    WriteOptions,
-)
+from nats_stream_source.options.writing import KvWriteOptions, StreamWriteOptions, WriteOptions
 from nats_stream_source.spark.runner import Runner, cached_runner
 from nats_stream_source.spark.writing.rows import (
     KvRowEncoder,
@@ -193,7 +187,7 @@ def _verify_writable(info: StreamInfo, target: str, options: WriteOptions) -> No
             action="write to a stream without persist_mode, or accept it",
         )
     window = config.get("duplicate_window", 0)
-    if options.message_id is MessageId.AUTO and window < _SHORT_WINDOW:
+    if options.message_ids and window < _SHORT_WINDOW:
         log.warning(
             "duplicate window is shorter than a restart may take",
             target=target,
@@ -231,7 +225,7 @@ def write_task(
         partition: the number of the task's partition.
     """
     runner = cached_runner(options.connection)
-    ids = MessageIds(job, partition, options.message_id is MessageId.AUTO)
+    ids = MessageIds(job, partition, options.message_ids)
     results: list[TaskResult] = []
 
     async def write() -> AsyncIterator[None]:
@@ -277,7 +271,7 @@ async def _open(
         async with KvBatchWriter(
             jetstream,
             bucket,
-            skip_conflicts=options.on_conflict is OnConflict.SKIP,
+            skip_conflicts=options.skip_conflicts,
             max_in_flight=options.max_in_flight,
         ) as kv_writer:
             yield kv_encoder, kv_writer

@@ -29,8 +29,6 @@ from nats_stream_source.options import CONNECTION, KV, STREAM
 from nats_stream_source.options.table import add_option_hints, option_hints
 from nats_stream_source.options.writing import (
     KvWriteOptions,
-    MessageId,
-    OnConflict,
     StreamWriteOptions,
     kv_write_options,
     stream_write_options,
@@ -52,7 +50,7 @@ def stream(**given: str) -> StreamWriteOptions:
 
 def test_defaults() -> None:
     options = kv()
-    assert (options.on_conflict, options.message_id) == (OnConflict.FAIL, MessageId.NONE)
+    assert (options.skip_conflicts, options.message_ids) == (False, False)
     assert (options.create, options.max_in_flight) == (False, 4096)
     assert not options.codec
     assert stream().subject is None
