@@ -410,14 +410,7 @@ _PACKAGES = {
 
 @contextmanager
 def needs_extra(extra: str) -> Iterator[None]:
-    """Name the extra to install if an import in the block fails for a package of it.
-
-    Args:
-        extra: an extra of this package, such as ``"delta"``.
-
-    Raises:
-        MissingPackageError: a package of the extra is missing.
-    """
+    """Raise MissingPackageError if an import in the block fails for a package of the extra."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -37,11 +37,7 @@ _COMMANDS = {
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status.
-
-    Args:
-        given: the arguments; those of the process when None.
-    """
+    """Run the command with ``given`` arguments, or those of the process; returns the status."""
     argv = list(sys.argv[1:] if given is None else given)
     arguments = argparse.Namespace(origins={})
     if sys.stdout is None:

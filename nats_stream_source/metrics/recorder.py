@@ -213,11 +213,7 @@ class Recorder:
             observer(metric, value, named)
 
     def add_counts(self, counts: Counts, query: str, process: str) -> None:
-        """Add the counts of another process.
-
-        Args:
-            process: ``planner`` or ``executor``.
-        """
+        """Add the counts of another process, the ``planner`` or an ``executor``."""
         for (name, *labels), amount in counts.items():
             # A worker of another version may count what this one lacks.
             if (metric := METRICS.get(name)) is not None:

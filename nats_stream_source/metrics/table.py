@@ -223,11 +223,7 @@ _counts: Counts = Counter()
 
 
 def count(metric: Metric, *labels: str, amount: float = 1) -> None:
-    """Add to a counter.
-
-    Args:
-        labels: the values of the metric's labels in their order, without ``process``.
-    """
+    """Add to a counter; ``labels`` are the values of its labels in order, without ``process``."""
     key = (metric.name, *labels)
     with _lock:
         _counts[key] += amount  # type: ignore[assignment]  # seconds are floats

@@ -102,6 +102,13 @@ COMMON: tuple[Option, ...] = (
 )
 
 
+# The end of an error for a start with the next message.
+STREAMING_ONLY = (
+    "is for spark.readStream: spark.read ends with the present last sequence, so it would return "
+    "nothing"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class CommonOptions:
     """The parsed options of :data:`COMMON`."""
@@ -150,11 +157,7 @@ def require_options(given: Mapping[str, object], format_name: str, stream_option
 
 
 def validate_mode(values: Values, table: Sequence[Option], mode: Mode | None) -> None:
-    """Raise OptionError for an option that does not apply to ``mode``.
-
-    Args:
-        mode: None if it is not known yet; then all options are accepted.
-    """
+    """Raise OptionError for an option that does not apply to ``mode``, unless that is unknown."""
     for option in table:
         only = option.only
         if mode and only and mode is not only and values.is_set(option.name):
@@ -264,7 +267,4 @@ def _validate_starts(
         )
     new = [name for name, start in starts.items() if start.policy is DeliverPolicy.NEW]
     if new and mode is Mode.BATCH:
-        raise OptionError(
-            f"{invalid}: it has 'latest' for {new[0]!r}, which is for spark.readStream: "
-            f"spark.read ends with the present last sequence, so it would return nothing"
-        )
+        raise OptionError(f"{invalid}: it has 'latest' for {new[0]!r}, which {STREAMING_ONLY}")

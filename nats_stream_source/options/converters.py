@@ -64,6 +64,12 @@ class StartPosition:
         return self if self.by_name is None else self.by_name.get(name, StartPosition())
 
 
+START_OPTIONS = {
+    DeliverPolicy.BY_START_SEQUENCE: "startSequence",
+    DeliverPolicy.BY_START_TIME: "startTime",
+}
+"""The options that set the policies which need a value."""
+
 START_WORDS = {
     "earliest": StartPosition(DeliverPolicy.ALL),
     "latest": StartPosition(DeliverPolicy.NEW),

@@ -20,6 +20,7 @@ from nats_stream_source.options import converters
 from nats_stream_source.options.advice import KV_ADVICE, STREAM_ADVICE
 from nats_stream_source.options.common import (
     COMMON,
+    STREAMING_ONLY,
     CommonOptions,
     StreamSet,
     added_columns,
@@ -28,7 +29,7 @@ from nats_stream_source.options.common import (
     validated_stream_set,
 )
 from nats_stream_source.options.connection import CONNECTION, connection_settings
-from nats_stream_source.options.converters import DeliverPolicy, StartPosition
+from nats_stream_source.options.converters import START_OPTIONS, DeliverPolicy, StartPosition
 from nats_stream_source.options.table import Mode, Option, Values, option_hints, parse
 
 CODECS: tuple[Option, ...] = (
@@ -218,10 +219,7 @@ def _validate_kv(values: Values, mode: Mode | None) -> KvOptions:
     for start in ("startSequence", "startTime", "includeHistory"):
         values.validate_exclusive("updatesOnly", start, reason=two_starts)
     if mode is Mode.BATCH and values["updatesOnly"]:
-        raise OptionError(
-            "option 'updatesOnly' is for spark.readStream: spark.read ends with the present last "
-            "sequence, so it would return nothing"
-        )
+        raise OptionError(f"option 'updatesOnly' {STREAMING_ONLY}")
     values.validate_effect("onUndecodable", "keyCodec", "valueCodec")
     values.validate_effect("includeRawKey", "keyCodec")
     codec = codec_of(values)
@@ -443,20 +441,14 @@ def _validate_stream(values: Values, mode: Mode | None) -> StreamOptions:
 def _stream_start_position(values: Values, mode: Mode | None) -> StartPosition:
     policy: DeliverPolicy | None = values["deliverPolicy"]
     explicit: StartPosition | None = values["startSequence"] or values["startTime"]
-    required = {
-        DeliverPolicy.BY_START_SEQUENCE: "startSequence",
-        DeliverPolicy.BY_START_TIME: "startTime",
-    }
     if explicit is None:
-        if policy in required:
+        if policy in START_OPTIONS:
+            missing = START_OPTIONS[policy]
             raise OptionError(
-                f"option {required[policy]!r} is missing: deliverPolicy={policy.value} requires it"
+                f"option {missing!r} is missing: deliverPolicy={policy.value} requires it"
             )
         if policy is DeliverPolicy.NEW and mode is Mode.BATCH:
-            raise OptionError(
-                "deliverPolicy=new is for spark.readStream: spark.read ends with the present last "
-                "sequence, so it would return nothing"
-            )
+            raise OptionError(f"deliverPolicy=new {STREAMING_ONLY}")
         ends = [name for name in ("endSequence", "endTime") if values[name] is not None]
         if ends and policy in (DeliverPolicy.LAST, DeliverPolicy.LAST_PER_SUBJECT):
             raise OptionError(
@@ -466,8 +458,8 @@ def _stream_start_position(values: Values, mode: Mode | None) -> StartPosition:
         return StartPosition(policy or DeliverPolicy.ALL)
     if policy not in (None, explicit.policy):
         raise OptionError(
-            f"options 'deliverPolicy' and {required[explicit.policy]!r} contradict each other: "
-            f"{policy.value} has another start position"
+            f"options 'deliverPolicy' and {START_OPTIONS[explicit.policy]!r} contradict each "
+            f"other: {policy.value} has another start position"
         )
     first, last = explicit.sequence, values["endSequence"]
     if first is not None and last is not None and last < first:

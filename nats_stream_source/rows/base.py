@@ -128,7 +128,7 @@ class FormatAdapter(ABC):
     requires_all_messages: bool
     headers_only: bool
     min_last_seq: int | None
-    start_option: str | None
+    start_option: str | None = None
     stream_set: StreamSet | None
     terms: UserTerms
 

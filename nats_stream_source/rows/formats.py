@@ -26,6 +26,7 @@ from nats_stream_source.jetstream.kv.codec import SkippedEntries
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import bucket_of, covers, overlap, stream_of
 from nats_stream_source.options import DeliverPolicy, KvOptions, StartPosition, StreamOptions
+from nats_stream_source.options.converters import START_OPTIONS
 from nats_stream_source.rows.base import FormatAdapter, ReadScope, Split, UserTerms
 
 if TYPE_CHECKING:
@@ -34,13 +35,6 @@ if TYPE_CHECKING:
     # Spark pickles the reader in a process that does not connect, which need not load nats-py.
     from nats_stream_source.jetstream.api import JetStream
     from nats_stream_source.wire.consumer.deliveries import Deliveries
-
-_KV_START_OPTIONS = {
-    DeliverPolicy.ALL: "includeHistory",
-    DeliverPolicy.NEW: "updatesOnly",
-    DeliverPolicy.BY_START_SEQUENCE: "startSequence",
-    DeliverPolicy.BY_START_TIME: "startTime",
-}
 
 
 class KvFormat(FormatAdapter):
@@ -63,7 +57,8 @@ class KvFormat(FormatAdapter):
         self.min_last_seq = options.min_last_revision
         self.stream_set = options.buckets
         self._skipped = SkippedEntries()
-        self.start_option = _KV_START_OPTIONS.get(options.start_position.policy)
+        own = {DeliverPolicy.ALL: "includeHistory", DeliverPolicy.NEW: "updatesOnly"}
+        self.start_option = (own | START_OPTIONS).get(options.start_position.policy)
 
     async def stream_name(self, jetstream: JetStream) -> str:
         """The name of the bucket's stream."""
@@ -124,14 +119,6 @@ class KvFormat(FormatAdapter):
         self._skipped.report()
 
 
-_STREAM_START_OPTIONS = {
-    DeliverPolicy.NEW: "deliverPolicy",
-    DeliverPolicy.LAST: "deliverPolicy",
-    DeliverPolicy.LAST_PER_SUBJECT: "deliverPolicy",
-    DeliverPolicy.BY_START_SEQUENCE: "startSequence",
-    DeliverPolicy.BY_START_TIME: "startTime",
-}
-
 # Settings of a stream that store messages of subjects other than its own.
 _OTHER_ORIGINS = ("mirror", "sources", "subject_transform")
 
@@ -155,7 +142,9 @@ class StreamFormat(FormatAdapter):
         self.headers_only = options.headers_only
         self.min_last_seq = options.min_last_sequence
         self.stream_set = options.streams
-        self.start_option = _STREAM_START_OPTIONS.get(options.start_position.policy)
+        policy = options.start_position.policy
+        if policy is not DeliverPolicy.ALL:
+            self.start_option = START_OPTIONS.get(policy, "deliverPolicy")
         if options.stream is None and options.streams is None:
             self.terms = replace(self.terms, filter_option="subject")
 

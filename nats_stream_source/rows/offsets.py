@@ -199,11 +199,7 @@ def name_some(streams: Iterable[str]) -> str:
 
 
 def range_between(start: Position, end: Position) -> tuple[int, int]:
-    """The range ``(start, end]`` of stream sequences between two positions.
-
-    Raises:
-        OffsetError: the end is lower than the start within one epoch.
-    """
+    """The range ``(start, end]`` of sequences; OffsetError if it runs backwards in one epoch."""
     same = (start.epoch, start.origin) == (end.epoch, end.origin)
     first = start.stream_seq if same else end.origin
     if first > end.stream_seq:

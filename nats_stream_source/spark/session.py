@@ -98,11 +98,7 @@ def configure(
 
 
 def delta_artifact() -> str:
-    """The Maven coordinates of Delta's jar for the installed ``delta-spark`` and Spark.
-
-    Raises:
-        MissingPackageError: ``delta-spark`` is not installed.
-    """
+    """The Maven coordinates of Delta's jar for the installed ``delta-spark`` and Spark."""
     require_delta_package()
     version = importlib.metadata.version("delta-spark")
     spark = ".".join(spark_version.split(".")[:2])

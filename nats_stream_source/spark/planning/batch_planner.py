@@ -90,16 +90,14 @@ class BatchPlanner:
         options, start = self._adapter.options, self._adapter.start_of(info.name)
         # A batch that starts right after the last message is valid, and empty.
         self._validate_sequence(info, "startSequence", start.sequence, info.last_seq + 1)
-        times: dict[str, int | None] = {}
         if isinstance(options, KvOptions):
             self._validate_sequence(info, "asOfSequence", options.as_of_sequence)
-            times["asOfTime"] = options.as_of_time
+            option, limit = "asOfTime", options.as_of_time
         else:
             self._validate_sequence(info, "endSequence", options.end_sequence)
-            times["endTime"] = options.end_time
-        for option, limit in times.items():
-            if limit is not None:
-                validate_past(info, limit, option)
+            option, limit = "endTime", options.end_time
+        if limit is not None:
+            validate_past(info, limit, option)
 
     def _validate_sequence(
         self, info: StreamInfo, option: str, seq: int | None, limit: int | None = None
