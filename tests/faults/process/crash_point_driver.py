@@ -11,8 +11,8 @@ Run as a program with one argument, a JSON file::
 
 Each query has its checkpoint in ``<directory>/checkpoint``. Its sink is idempotent: each task
 writes its rows to a file of its own, and the driver links those of the tasks that Spark counts to
-``<directory>/rows/<micro-batch>-<split>.json``. A task that outlives its driver, or that Spark
-kills, may see its rows end as if there were no more, and write some of them. At its point, in
+``<directory>/rows/<micro-batch>-<split>.json``. For a task that outlives its driver, or that Spark
+kills, the rows may end early without an error: it writes some of them. At its point, in
 the micro-batch ``batch``, a query leaves ``<directory>/at`` and then what follows. A batch read,
 which is not ``streaming``, is its micro-batch 0; it is read while the queries before it run.
 With ``hides_formats`` Spark does not find the formats by their modules: the program writes what
