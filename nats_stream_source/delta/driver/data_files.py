@@ -286,9 +286,11 @@ class RowCache:
             self._files.move_to_end(path)
         return self._files.get(path)
 
-    def put(self, path: str, rows: pa.Table) -> None:
-        """Keep the rows of a file that is not kept."""
-        self._files[path] = rows
+    def put(self, add: Action, rows: pa.Table) -> None:
+        """Keep the rows of a file that is not kept, if it is small."""
+        if add["size"] > LARGEST_FILE:
+            return
+        self._files[add["path"]] = rows
         self._bytes += rows.nbytes
         while self._bytes > _MAX_BYTES:
             self._bytes -= self._files.popitem(last=False)[1].nbytes

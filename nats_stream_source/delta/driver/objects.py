@@ -7,7 +7,6 @@ vectors, and to put an object that must not exist, which makes a commit atomic.
 
 from __future__ import annotations
 
-import io
 import os
 import posixpath
 import re
@@ -15,6 +14,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import obstore
@@ -103,7 +103,10 @@ class TableObjects:
         with _failures(path):
             if isinstance(self._store, LocalStore):
                 return pa.OSFile(os.path.join(str(self._store.prefix), path))
-            return pa.PythonFile(_Reader(obstore.open_reader(self._store, path)), "r")
+            file = obstore.open_reader(self._store, path)
+        methods = {name: getattr(file, name) for name in ("read", "seek", "tell", "close")}
+        # pyarrow also requires `closed`, which obstore's file lacks.
+        return pa.PythonFile(SimpleNamespace(closed=False, **methods), "r")
 
     def put(self, path: str, content: bytes | memoryview, *, create: bool = False) -> None:
         """Write an object.
@@ -151,11 +154,8 @@ class TableObjects:
     def delete(self, paths: Sequence[str]) -> None:
         """Delete objects; one that does not exist is ignored."""
         for path in paths:
-            with _failures(path):
-                try:
-                    obstore.delete(self._store, path)
-                except FileNotFoundError:
-                    continue
+            with suppress(FileNotFoundError), _failures(path):
+                obstore.delete(self._store, path)
 
     def _require_conditional_put(self) -> None:
         """Verify, once for each store and process, that it refuses an object that exists."""
@@ -196,28 +196,6 @@ def _remote(uri: str, options: Mapping[str, str]) -> Store:
         return from_url(uri, **arguments)
     except (BaseError, ValueError) as error:
         raise EngineRefusedError(first_line(error)) from error
-
-
-class _Reader(io.RawIOBase):
-    """obstore's file with the methods that pyarrow calls."""
-
-    def __init__(self, file: obstore.ReadableFile) -> None:
-        self._file = file
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def read(self, size: int | None = -1) -> bytes:
-        return bytes(self._file.read(None if size is None or size < 0 else size))
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        return self._file.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._file.tell()
 
 
 @contextmanager

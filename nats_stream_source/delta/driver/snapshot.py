@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -42,7 +43,6 @@ from nats_stream_source.delta.driver.log import (
     LogState,
     VectorFile,
     file_id,
-    removal,
     with_vector,
 )
 from nats_stream_source.delta.driver.storage import TableStorage, schema_of
@@ -73,6 +73,7 @@ class Snapshot:
         stored_schema: the columns, all of them nullable, as in data files and in memory.
         layout: of the table; None if this package did not create it.
         vectors: whether removed rows are written as deletion vectors.
+        cache: the rows of some files, with the table's columns.
         transactions: the ``version`` of each ``txn`` by its id, without those of own commits.
 
     Raises:
@@ -97,7 +98,7 @@ class Snapshot:
         self.transactions = state.transactions
         self.files = LiveFiles()
         self._index: RowIndex | None = None
-        self._cache = RowCache()
+        self.cache = RowCache()
         self._broken = False
         self._identities: dict[int, object] = {}
         self._at(state.version)
@@ -153,7 +154,7 @@ class Snapshot:
 
     def rows_at(self, file: LiveFile, at: Integers, columns: Sequence[str]) -> pa.Table:
         """Columns of the rows of a data file at ascending positions; also without ``lock``."""
-        kept = self._cache.get(file.add["path"])
+        kept = self.cache.get(file.add["path"])
         if kept is not None:
             rows = kept.select(list(columns))
         else:
@@ -161,12 +162,12 @@ class Snapshot:
         return rows if len(at) == len(rows) else rows.take(pa.array(at))
 
     def _rows_in(self, add: Action, columns: Sequence[str]) -> pa.Table:
-        rows = self._cache.get(add["path"])
+        rows = self.cache.get(add["path"])
         if rows is None:
             if not self.index.several or add["size"] > LARGEST_FILE:
                 return read_data_file(self.objects, add, columns, self.stored_schema)
             rows = read_data_file(self.objects, add, self.schema.names, self.stored_schema)
-            self._cache.put(add["path"], rows)
+            self.cache.put(add, rows)
         return rows.select(list(columns))
 
     # -- the newest version ---------------------------------------------------------------------
@@ -308,27 +309,24 @@ class Snapshot:
 
     # -- own commits ----------------------------------------------------------------------------
 
-    def with_vectors(self, rows: Mapping[int, BitMap64]) -> tuple[list[Action], Replaced]:
-        """The actions that remove rows of files, by number, and the files as they are then.
+    def with_vectors(
+        self, files: Iterable[LiveFile], *, data_change: bool
+    ) -> list[LiveFile | None]:
+        """Write an object with the vectors of files, which their ``add`` then names.
 
-        Writes the object with the new vectors.
+        Returns:
+            None for a file without a live row.
         """
-        actions: list[Action] = []
-        replaced: Replaced = []
-        vectors = VectorFile()
-        for number, removed in rows.items():
-            file = self.files[number]
-            vector = file.vector | removed
-            actions.append(removal(file.add, data_change=True))
-            if len(vector) == file.rows:
-                replaced.append((number, None))
-                continue
-            add = with_vector(file.add, vectors.add(vector), file.rows, data_change=True)
-            actions.append({"add": add})
-            replaced.append((number, LiveFile(add, file.rows, vector)))
+        vectors, written = VectorFile(), list[LiveFile | None]()
+        for file in files:
+            add = file.add
+            if file.vector and file.live_rows:
+                vector = vectors.add(file.vector)
+                add = with_vector(add, vector, file.rows, data_change=data_change)
+            written.append(replace(file, add=add) if file.live_rows else None)
         if content := vectors.content():
             self.objects.put(vectors.name, content)
-        return actions, replaced
+        return written
 
     def commit(
         self,
@@ -353,21 +351,12 @@ class Snapshot:
                 self.replace(number, file)
             update()
 
-    def keep(self, add: Action, rows: pa.Table) -> None:
-        """Keep the rows of a data file that was written, if it is small.
-
-        Args:
-            rows: with the table's columns.
-        """
-        if add["size"] <= LARGEST_FILE:
-            self._cache.put(add["path"], rows)
-
     def replace(self, number: int, file: LiveFile | None) -> None:
         """Give a file another vector, or remove it."""
         if file is not None:
             self.files[number] = file
         else:
-            self._cache.drop(self.files.pop(number).add["path"])
+            self.cache.drop(self.files.pop(number).add["path"])
 
 
 def _require_within(limit: int | None, size: int) -> None:

@@ -37,7 +37,7 @@ from nats_stream_source.delta.driver.log import (
     removal,
 )
 from nats_stream_source.delta.driver.position import PositionLog
-from nats_stream_source.delta.driver.snapshot import Snapshot
+from nats_stream_source.delta.driver.snapshot import Replaced, Snapshot
 from nats_stream_source.delta.driver.storage import TableStorage, changed_metadata, schema_of
 from nats_stream_source.delta.driver.upkeep import (
     BackgroundUpkeep,
@@ -362,21 +362,18 @@ def _commit(
     index = snapshot.index
     old = np.concatenate([changes.replaced[changes.replaced >= 0], changes.removed])
     numbers, old_rows = index.file[old], index.row[old]
-    touched = {
-        number: BitMap64(old_rows[numbers == number]) for number in np.unique(numbers).tolist()
-    }
+    left: dict[int, LiveFile] = {}
+    for number in np.unique(numbers).tolist():
+        file = snapshot.files[number]
+        left[number] = replace(file, vector=file.vector | BitMap64(old_rows[numbers == number]))
+    replaced: Replaced = [(number, None) for number in left]
     rewrites: list[Rewrite] = []
     if snapshot.vectors:
-        actions, replaced = snapshot.with_vectors(touched)
+        replaced = [*zip(left, snapshot.with_vectors(left.values(), data_change=True), strict=True)]
     else:
-        files = {number: snapshot.files[number] for number in touched}
-        left = {
-            number: LiveFile(file.add, file.rows, file.vector | touched[number])
-            for number, file in files.items()
-        }
         rewrites = rewritten(snapshot, left, target_bytes, data_change=True)
-        actions = [removal(file.add, data_change=True) for file in files.values()]
-        replaced = [(number, None) for number in files]
+    actions = [removal(file.add, data_change=True) for file in left.values()]
+    actions += [{"add": file.add} for _, file in replaced if file is not None]
     written, at = _write(snapshot, rows, target_bytes)
     for new in (*(rewrite.written for rewrite in rewrites), written):
         actions += [{"add": add} for add, _ in new]
@@ -412,7 +409,7 @@ def _write(
         position[at.to_numpy()] = count + np.arange(len(at))
         count += len(at)
         if len(writer.files) == 1:
-            snapshot.keep(writer.files[0][0], rows if whole else rows.take(at))
+            snapshot.cache.put(writer.files[0][0], rows if whole else rows.take(at))
     return written, position
 
 

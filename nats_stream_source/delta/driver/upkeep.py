@@ -51,13 +51,11 @@ from nats_stream_source.delta.driver.log import (
     DamagedLogError,
     LogState,
     VectorError,
-    VectorFile,
     VersionExistsError,
     is_vector_path,
     now_ms,
     removal,
     vector_file_name,
-    with_vector,
 )
 from nats_stream_source.delta.driver.objects import TableObjects
 from nats_stream_source.delta.driver.snapshot import Replaced, Snapshot
@@ -445,15 +443,11 @@ def _commit(snapshot: Snapshot, rewrite: Rewrite) -> int | None:
     if len(removed) and not snapshot.vectors:
         return None
     of_file, at = places(removed, [rows for _, rows in rewrite.written])
-    vectors = VectorFile()
-    new: list[LiveFile | None] = []
-    for number, (add, rows) in enumerate(rewrite.written):
-        vector = BitMap64(at[of_file == number])
-        if vector:
-            add = with_vector(add, vectors.add(vector), rows, data_change=False)
-        new.append(LiveFile(add, rows, vector) if len(vector) < rows else None)
-    if content := vectors.content():
-        snapshot.objects.put(vectors.name, content)
+    files = (
+        LiveFile(add, rows, BitMap64(at[of_file == number]))
+        for number, (add, rows) in enumerate(rewrite.written)
+    )
+    new = snapshot.with_vectors(files, data_change=False)
     live = [file for file in new if file is not None]
     actions, replaced = rewrite.removals()
     actions += [{"add": file.add} for file in live]

@@ -82,7 +82,7 @@ def test_rows_that_are_dropped_while_they_are_read_are_not_kept() -> None:
             super().move_to_end(key, last)
 
     cache._files = DropsBeforeMove()
-    cache.put("a", pa.table({"a": [1]}))
+    cache.put({"path": "a", "size": 1}, pa.table({"a": [1]}))
     assert cache.get("a") is None
 
 
