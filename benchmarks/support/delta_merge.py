@@ -18,7 +18,7 @@ from benchmarks.support.spark_session import spark_session
 from nats_stream_source.delta import Engine, Upkeep, configure, merge_changes
 from nats_stream_source.delta.driver.engine import DriverEngine
 from nats_stream_source.delta.driver.storage import TableStorage
-from nats_stream_source.delta.rules.events import EventBatch, EventShape, EventTable
+from nats_stream_source.delta.rules.events import EventBatch, EventShape
 from nats_stream_source.delta.rules.layout import Layout
 
 SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
@@ -62,7 +62,7 @@ def merge_rows(engine: DriverEngine, batch: pa.Table, upkeep: Upkeep) -> None:
     """Merge rows of :func:`rows` without Spark, into a table that is created if need be."""
     layout = Layout.of_entries(batch.schema.names, "remove")
     shape = EventShape(batch.schema, layout, computed=True)
-    engine.merge(EventBatch(shape, EventTable(batch)), upkeep)
+    engine.merge(EventBatch.in_memory(shape, batch), upkeep)
 
 
 def create(path: str, keys: int, engine: Engine = "driver") -> None:

@@ -121,7 +121,7 @@ class Engine(ABC, Generic[_T]):
         self._verify(shape, table, state)
         result: MergeResult | None = None
         tables: tuple[_T, _T | None] | None = None
-        for rows in batch.source.parts(shape):
+        for rows in batch.parts(shape):
             events = shape.events(rows, self._name)
             require_valid(events, layout)
             # Only now: no table is created with the layout of invalid events.

@@ -21,8 +21,7 @@ from nats_stream_source.delta.driver.position import PositionLog
 from nats_stream_source.delta.driver.storage import TableStorage
 from nats_stream_source.delta.location import TableLocation
 from nats_stream_source.delta.merge_result import MergeResult
-from nats_stream_source.delta.rules.events import ChangeRules, EventBatch, EventTable, event_shape
-from nats_stream_source.delta.rules.layout import ORDER_COLUMNS, SEQUENCE
+from nats_stream_source.delta.rules.events import ChangeRules, EventBatch, event_shape
 from nats_stream_source.delta.rules.reconciled import open_row_columns, open_rows
 from nats_stream_source.delta.rules.rows import DecidingEvents
 from nats_stream_source.delta.tables import EngineRefusedError, TableChangedError
@@ -56,8 +55,7 @@ class FollowedTable:
         columns = arrow_schema("nats_kv", options.added_columns)
         selected = rules.selected(columns.names)
         self._columns = pa.schema([columns.field(name) for name in selected])
-        order = ORDER_COLUMNS if rules.stored_as_scd_type == 1 else (SEQUENCE,)
-        self._shape = event_shape(self._columns, rules, columns.names, order)
+        self._shape = event_shape(self._columns, rules, columns.names)
 
     @property
     def keys(self) -> int:
@@ -68,7 +66,7 @@ class FollowedTable:
     def open(self) -> Position | None:
         """Open the table, or create it; returns its position, None if it does not have one."""
         # An empty merge verifies the layout, and creates the table.
-        self._merge(EventBatch(self._shape, EventTable(self._columns.empty_table())))
+        self._merge(EventBatch.in_memory(self._shape, self._columns.empty_table()))
         table = self._engine.table
         self._changed(lambda: table.read(lambda _: self.position.read(table.opened())))
         return self.position.stored
@@ -96,7 +94,7 @@ class FollowedTable:
         events = DecidingEvents(self._columns, self._shape.layout)
         for batch in batches:
             events.add(batch.select(self._columns.names))
-        return self._merge(EventBatch(self._shape, EventTable(events.table())))
+        return self._merge(EventBatch.in_memory(self._shape, events.table()))
 
     def newest_revision(self, created: int) -> int:
         """The greatest revision of the rows of a stream; 0 if there are none.

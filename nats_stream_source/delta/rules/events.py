@@ -16,9 +16,9 @@ Where these follow from a bucket's entries, they are computed here; else the row
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -136,6 +136,16 @@ class ChangeRules:
         """Whether events are ordered and deleted as a bucket's entries are."""
         order = _is_default(self.sequence_by, ORDER_COLUMNS)
         return order and _is_default(self.apply_as_deletes, PUT)
+
+    def order(self, columns: Sequence[str]) -> tuple[str, ...]:
+        """The columns of an event with its sequence: the batch's own, or one for the table."""
+        parts, selected = self.sequence_by or ORDER_COLUMNS, self.selected(columns)
+        plain = all(isinstance(part, str) and part in selected for part in parts)
+        return tuple(parts) if plain and self.stored_as_scd_type == 1 else (SEQUENCE,)
+
+    def has_times(self, columns: Sequence[str]) -> bool:
+        """Whether versions have the times of their entries."""
+        return self.stored_as_scd_type == 2 and is_entries(columns) and "created" in columns
 
     def selected(self, columns: Sequence[str]) -> list[str]:
         """The columns of a batch that the rules select, in the order of the batch."""
@@ -330,7 +340,6 @@ def event_shape(
     rows: pa.Schema,
     rules: ChangeRules,
     columns: Sequence[str],
-    order: tuple[str, ...],
     in_sequence: Iterable[str] = ORDER_COLUMNS,
     *,
     computed: bool = True,
@@ -339,19 +348,19 @@ def event_shape(
 
     Args:
         rows: the selected columns, with those of the events unless these are computed.
-        order: the columns of an event with its sequence.
-        in_sequence: the columns of the batch that are a part of the sequence.
+        columns: of the batch.
+        in_sequence: those that are a part of the sequence.
         computed: whether the event columns are computed from those of a bucket's entries.
 
     Raises:
         ConfigurationError: the table cannot have these events.
     """
-    selected, entries = rules.selected(columns), is_entries(columns)
+    selected, order = rules.selected(columns), rules.order(columns)
     if rules.of_entries(columns):
         layout = Layout.of_entries(selected, rules.deletes)
     else:
         keys = rules.keys or entry_keys(selected)
-        times = rules.stored_as_scd_type == 2 and entries and "created" in columns
+        times = rules.has_times(columns)
         layout = Layout(rules.stored_as_scd_type, keys, "", order, rules.deletes, times)
     shape = EventShape(rows, layout, rules.track_history_column_list or (), computed=computed)
     layout.validate_events(shape.schema, selected)
@@ -360,42 +369,28 @@ def event_shape(
         shape = replace(shape, layout=replace(layout, sequence=", ".join(kinds)))
     if rules.stored_as_scd_type == 2 and not rules.track_history_column_list:
         # Each entry has its own of these columns, so that each put would be a version.
-        untracked = {*layout.keys, *in_sequence, *(_ENTRY_COLUMNS if entries else ())}
+        untracked = {*layout.keys, *in_sequence, *(_ENTRY_COLUMNS if is_entries(columns) else ())}
         untracked.update(rules.track_history_except_column_list or ())
         tracked = tuple(name for name in selected if name not in untracked)
         shape = replace(shape, tracked=tracked, untracked=frozenset(untracked))
     return shape
 
 
-class EventSource(Protocol):
-    """The rows of a batch, wherever they are."""
-
-    def parts(self, shape: EventShape) -> Iterator[pa.Table]:
-        """The rows whose events decide, in one table or several; all events of a key are in one.
-
-        The rows have the columns of ``shape.rows``. Each part is held in memory.
-        """
-
-
-@dataclass(frozen=True, slots=True)
-class EventTable:
-    """Rows in memory as an :class:`EventSource`."""
-
-    rows: pa.Table
-
-    def parts(self, shape: EventShape) -> Iterator[pa.Table]:
-        """All rows at once."""
-        yield self.rows
-
-
 @dataclass(frozen=True, slots=True)
 class EventBatch:
-    """A batch: the shape of its events, and their source.
+    """A batch: the shape of its events, and its rows, wherever they are.
 
     Attributes:
+        parts: returns the rows whose events decide, with the columns of ``shape.rows``, in one
+            table or several. All events of a key are in one; each is held in memory.
         reconciles: whether these are the differences of a table from its bucket.
     """
 
     shape: EventShape
-    source: EventSource
+    parts: Callable[[EventShape], Iterable[pa.Table]]
     reconciles: bool = False
+
+    @staticmethod
+    def in_memory(shape: EventShape, rows: pa.Table, *, reconciles: bool = False) -> EventBatch:
+        """The batch of a table."""
+        return EventBatch(shape, lambda _: [rows], reconciles)

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nats_stream_source.delta.rules.events import EventBatch, EventShape, EventTable
+from nats_stream_source.delta.rules.events import EventBatch, EventShape
 from nats_stream_source.delta.rules.latest import with_marks
 from nats_stream_source.delta.rules.layout import (
     DELETE,
@@ -136,7 +136,7 @@ def differences_of(found: pa.Table, bucket: str, layout: Layout, table: pa.Schem
         if name in table.names and rows[name].null_count == len(rows):
             nulls = pa.nulls(len(rows), table.field(name).type)
             rows = rows.set_column(rows.column_names.index(name), name, nulls)
-    return EventBatch(EventShape(rows.schema, layout), EventTable(rows), reconciles=True)
+    return EventBatch.in_memory(EventShape(rows.schema, layout), rows, reconciles=True)
 
 
 _ENTRY = {

@@ -22,7 +22,8 @@ driver's JVM holds what is on its way to this process.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -89,12 +90,7 @@ def batch_of(frame: DataFrame, rules: ChangeRules, collector: Collector) -> Even
     rules.validate_columns(columns)
     validate_names(columns)
     selected, entries = rules.selected(columns), is_entries(columns)
-    times = rules.stored_as_scd_type == 2 and entries and "created" in columns
-    parts = rules.sequence_by or ORDER_COLUMNS
-    plain = rules.stored_as_scd_type == 1 and all(
-        isinstance(p, str) and p in selected for p in parts
-    )
-    order = tuple(parts) if plain else (SEQUENCE,)
+    times = rules.has_times(columns)
     computed = (
         entries
         and rules.default_order
@@ -105,14 +101,12 @@ def batch_of(frame: DataFrame, rules: ChangeRules, collector: Collector) -> Even
         # A drop is a call of the JVM, where every named column would be one.
         rows = frame.drop(*(name for name in columns if name not in selected))
     else:
-        own = _event_columns(rules, columns, order, times)
-        rows = _selected(frame, selected, own)
+        rows = _selected(frame, selected, _event_columns(rules, columns))
     tracks_all = rules.stored_as_scd_type == 2 and not rules.track_history_column_list
+    parts = rules.sequence_by or ORDER_COLUMNS
     in_sequence = _in_sequence(frame, parts) if tracks_all else ()
-    shape = event_shape(
-        arrow_schema(rows.schema), rules, columns, order, in_sequence, computed=computed
-    )
-    return EventBatch(shape, DataFrameSource(rows, collector))
+    shape = event_shape(arrow_schema(rows.schema), rules, columns, in_sequence, computed=computed)
+    return EventBatch(shape, partial(collector.parts, rows))
 
 
 def _selected(frame: DataFrame, selected: Sequence[str], own: Sequence[Column]) -> DataFrame:
@@ -125,18 +119,16 @@ def _selected(frame: DataFrame, selected: Sequence[str], own: Sequence[Column]) 
         ) from error
 
 
-def _event_columns(
-    rules: ChangeRules, columns: Sequence[str], order: Sequence[str], times: bool
-) -> list[Column]:
+def _event_columns(rules: ChangeRules, columns: Sequence[str]) -> list[Column]:
     own = []
-    if SEQUENCE in order:
+    if SEQUENCE in rules.order(columns):
         own.append(_sequence_column(rules.sequence_by or ORDER_COLUMNS, columns).alias(SEQUENCE))
     deletes = rules.apply_as_deletes
     if deletes is None and is_entries(columns):
         deletes = PUT
     deleting = F.lit(False) if deletes is None else _expression(deletes, columns)
     own.append(F.coalesce(deleting, F.lit(False)).alias(DELETE))
-    if times:
+    if rules.has_times(columns):
         own.append(F.col("created").alias(TIME))
     if rules.unavailable_columns is not None:
         own.append(F.col(quote(rules.unavailable_columns)).alias(UNAVAILABLE))
@@ -286,18 +278,6 @@ class Collector:
         if rows.num_rows:
             few = min(_FEW_ROWS, _FEW_BYTES * rows.num_rows // max(1, rows.nbytes))
             self.few = few if read <= few else 0
-
-
-@dataclass(frozen=True)
-class DataFrameSource:
-    """See :class:`nats_stream_source.delta.rules.events.EventSource`."""
-
-    frame: DataFrame
-    collector: Collector = field(default_factory=Collector)
-
-    def parts(self, shape: EventShape) -> Iterator[pa.Table]:
-        """The rows whose events decide, in one table or several."""
-        return self.collector.parts(self.frame, shape)
 
 
 def _reducing(frame: DataFrame, shape: EventShape, share: tuple[int, int] | None) -> DataFrame:

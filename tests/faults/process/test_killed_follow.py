@@ -256,7 +256,7 @@ import sys
 import pyarrow as pa
 from nats_stream_source.delta.driver.engine import DriverEngine
 from nats_stream_source.delta.driver.storage import TableStorage
-from nats_stream_source.delta.rules.events import EventBatch, EventShape, EventTable
+from nats_stream_source.delta.rules.events import EventBatch, EventShape
 from nats_stream_source.delta.rules.layout import Layout
 path, keys, revision = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 entries = pa.table({
@@ -268,10 +268,10 @@ entries = pa.table({
 })
 engine = DriverEngine(TableStorage(path, path), False)
 shape = EventShape(entries.schema, Layout.of_entries(entries.schema.names, "remove"), computed=True)
-engine.merge(EventBatch(shape, EventTable(entries[:0])), None)
+engine.merge(EventBatch.in_memory(shape, entries[:0]), None)
 print("ready", flush=True)
 sys.stdin.readline()
-engine.merge(EventBatch(shape, EventTable(entries)), None)
+engine.merge(EventBatch.in_memory(shape, entries), None)
 print("done", flush=True)
 """
 

@@ -378,7 +378,7 @@ def _batch(spark: SparkSession, rows: int, keys: int, value: str = "'v'") -> Dat
 
 
 def _parts(events: EventBatch) -> list[pa.Table]:
-    return list(events.source.parts(events.shape))
+    return list(events.parts(events.shape))
 
 
 def _collect(collector: Collector, batch: DataFrame) -> tuple[dict[str, int], int]:
@@ -453,7 +453,7 @@ def test_batch_beyond_bound_has_events_of_key_in_one_part_and_next_one_has_one_p
     assert frame.select(F.spark_partition_id()).distinct().count() == 2
     events = batch_of(frame, _KEYED, collector)
     found = []
-    for part in events.source.parts(events.shape):
+    for part in events.parts(events.shape):
         assert persisted() == 1
         found.append(sorted((abs(row["id"]), row["n"]) for row in part.to_pylist()))
         assert found[-1] == sorted(itertools.product({id for id, _ in found[-1]}, (1, 2)))
@@ -483,7 +483,7 @@ def test_batch_beyond_bound_is_validated_before_first_part(
     frame = spark.range(0, 8, 1, 2).selectExpr("concat('k', id) AS key", revision, *_ORDER)
     events = batch_of(frame, ChangeRules.of(**rules), Collector())
     with pytest.raises(ConfigurationError, match=r"2 (entries|events) have a null"):
-        next(iter(events.source.parts(events.shape)))
+        next(iter(events.parts(events.shape)))
     assert persisted() == 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from functools import partialmethod
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import functions as F  # noqa: N812
 
-from nats_stream_source.delta.rules.events import EventShape, EventTable
+from nats_stream_source.delta.rules.events import EventBatch, EventShape
 from tests.faults.delta.cdc.commits import Commits, Crash
 from tests.integration.delta.driver.in_process import CdcTable
 from tests.integration.delta.merge_model import EventFrame, Merge, columns_of, spark_in_faults
@@ -80,14 +80,17 @@ def test_crash_after_each_part_of_batch_is_mended_by_repeated_batch(
     for crash_after in (1, 2, None):
         table = CdcTable(tmp_path / f"after{crash_after}", scd_type)
 
-        def parts(source: EventTable, shape: EventShape, end: int | None) -> Iterator[pa.Table]:
+        def parts(rows: pa.Table, end: int | None, _: EventShape) -> Iterator[pa.Table]:
             for number, key in enumerate("abc"):
                 if number == end:
                     raise Crash
-                yield source.rows.filter(pc.equal(source.rows["key"], key))
+                yield rows.filter(pc.equal(rows["key"], key))
+
+        def in_parts(shape: EventShape, rows: pa.Table, end: int | None) -> EventBatch:
+            return EventBatch(shape, partial(parts, rows, end))
 
         with monkeypatch.context() as patch:
-            patch.setattr(EventTable, "parts", partialmethod(parts, end=crash_after))
+            patch.setattr(EventBatch, "in_memory", partial(in_parts, end=crash_after))
             if crash_after is None:
                 assert table.merge(events).changed
             else:

@@ -18,7 +18,7 @@ from nats_stream_source.delta.driver.snapshot import Snapshot
 from nats_stream_source.delta.driver.storage import TableStorage
 from nats_stream_source.delta.driver.table import DriverTable
 from nats_stream_source.delta.merge_result import MergeResult
-from nats_stream_source.delta.rules.events import EventBatch, EventShape, EventTable
+from nats_stream_source.delta.rules.events import EventBatch, EventShape
 from nats_stream_source.delta.rules.layout import DELETE, END, SEQUENCE, START, Deletes, Layout
 from nats_stream_source.delta.tables import TableChangedError
 from nats_stream_source.delta.upkeep import Upkeep
@@ -66,7 +66,7 @@ class InProcessTable:
         return self.merge_events(rows, EventShape(rows.schema, layout, computed=True))
 
     def merge_events(self, rows: pa.Table, shape: EventShape) -> MergeResult:
-        batch = EventBatch(shape, EventTable(rows))
+        batch = EventBatch.in_memory(shape, rows)
         try:
             return self.engine.merge(batch, self.upkeep)
         except TableChangedError:

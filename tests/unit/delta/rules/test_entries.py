@@ -183,7 +183,7 @@ def test_delete_of_missing_key_changes_row_that_was_read(
     missing = difference_table([{**event, REPLACES: own, DELETE: True}])
     batch = differences_of(missing, "fleet", table.layout, table.schema)
     shape = batch.shape.fitted(table.schema, None)
-    (rows,) = batch.source.parts(shape)
+    (rows,) = batch.parts(shape)
     changes = changes_of(shape.events(rows, "fleet"), table.layout, (), table, None)
     assert len(changes) == changed
     table.apply(changes)
