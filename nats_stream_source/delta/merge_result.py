@@ -31,9 +31,6 @@ from nats_stream_source.metrics.table import (
 if TYPE_CHECKING:
     from nats_stream_source.metrics.recorder import Recorder
 
-CREATED_COLUMN = "created"
-"""The time of an entry, unless the batch has dropped it."""
-
 
 @dataclass(frozen=True, slots=True)
 class MergeResult:
@@ -89,9 +86,9 @@ class MergeResult:
 
 def newest_created(entries: pa.Table) -> datetime | None:
     """``created`` of the newest entry; None without entries or without such a column of times."""
-    if CREATED_COLUMN not in entries.column_names:
+    if "created" not in entries.column_names:
         return None
-    column = entries[CREATED_COLUMN]
+    column = entries["created"]
     if not pa.types.is_timestamp(column.type):
         return None
     micros = pc.max(column.cast(pa.timestamp("us", tz="UTC"), safe=False)).value

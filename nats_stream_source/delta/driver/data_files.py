@@ -340,21 +340,17 @@ class Statistics:
 
     def values(self) -> dict[str, Any]:
         """The statistics as JSON has them."""
-        texts = [
-            {path: _text(self._kinds[path], value, upper) for path, value in bounds.items()}
-            for bounds, upper in ((self._low, False), (self._high, True))
-        ]
-        low, high = (
-            _nested({path: value for path, value in of.items() if value is not None})
-            for of in texts
-        )
         return {
             "numRecords": self.rows,
-            "minValues": low,
-            "maxValues": high,
+            "minValues": self._texts(self._low, upper=False),
+            "maxValues": self._texts(self._high, upper=True),
             "nullCount": _nested(self._nulls),
             "tightBounds": True,
         }
+
+    def _texts(self, bounds: dict[_Path, Any], *, upper: bool) -> dict[str, Any]:
+        texts = ((path, _text(self._kinds[path], bounds[path], upper)) for path in bounds)
+        return _nested({path: text for path, text in texts if text is not None})
 
 
 def _leaves(path: _Path, column: pa.ChunkedArray) -> Iterator[tuple[_Path, pa.ChunkedArray]]:

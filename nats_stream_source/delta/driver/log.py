@@ -73,7 +73,7 @@ class VersionExistsError(Exception):
 
 
 class DamagedLogError(Exception):
-    """A file of the log is missing or cannot be read."""
+    """A file of the log, or a deletion vector that it names, is missing or cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +346,7 @@ _B85 = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+
 _TO_Z85, _FROM_Z85 = bytes.maketrans(_B85, _Z85), bytes.maketrans(_Z85, _B85)
 
 
-class VectorError(Exception):
+class VectorError(DamagedLogError):
     """A deletion vector is damaged, or of a kind that this module does not read."""
 
 

@@ -77,7 +77,7 @@ class Snapshot:
         transactions: the ``version`` of each ``txn`` by its id, without those of own commits.
 
     Raises:
-        DamagedLogError, VectorError, OSError: a file is missing or damaged, or the store failed.
+        DamagedLogError, OSError: a file is missing or damaged, or the store failed.
     """
 
     def __init__(self, storage: TableStorage, state: LogState) -> None:

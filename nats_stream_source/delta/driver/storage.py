@@ -19,7 +19,6 @@ from nats_stream_source.delta.driver.log import (
     DamagedLogError,
     DeltaLog,
     LogState,
-    VectorError,
     VersionExistsError,
     now_ms,
 )
@@ -103,7 +102,7 @@ class TableStorage:
         """The result of ``work``, with a TableError for failures of delta-rs, files and storage."""
         try:
             return work()
-        except (DamagedLogError, VectorError) as error:
+        except DamagedLogError as error:
             raise TableError(
                 f"could not {what} table {self.name!r}: {error}; the table is unchanged, restore "
                 f"the file or an earlier version of the table"

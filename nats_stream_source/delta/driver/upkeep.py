@@ -50,7 +50,6 @@ from nats_stream_source.delta.driver.log import (
     Action,
     DamagedLogError,
     LogState,
-    VectorError,
     VersionExistsError,
     is_vector_path,
     now_ms,
@@ -82,7 +81,6 @@ _FAILURES = (
     NatsSourceError,
     OSError,
     TableChangedError,
-    VectorError,
     pa.ArrowException,
 )
 
@@ -191,7 +189,7 @@ def maintain(storage: TableStorage, table: Snapshot, upkeep: Upkeep) -> Maintena
         target = storage.delta_rs()
         target.create_checkpoint()
         return replace(result, deleted=_delete_expired(storage, target, upkeep))
-    except (DamagedLogError, DeltaError, OSError, VectorError, pa.ArrowException) as error:
+    except (DamagedLogError, DeltaError, OSError, pa.ArrowException) as error:
         raise maintenance_error(storage.name, error) from error
 
 

@@ -101,22 +101,19 @@ def batch_of(frame: DataFrame, rules: ChangeRules, collector: Collector) -> Even
         # A drop is a call of the JVM, where every named column would be one.
         rows = frame.drop(*(name for name in columns if name not in selected))
     else:
-        rows = _selected(frame, selected, _event_columns(rules, columns))
+        own = _event_columns(rules, columns)
+        try:
+            rows = frame.select(*(F.col(quote(name)) for name in selected), *own)
+        except AnalysisException as error:
+            raise ConfigurationError(
+                f"could not merge the batch: sequence_by or apply_as_deletes is invalid "
+                f"({first_line(error)}); the columns are {', '.join(columns)}"
+            ) from error
     tracks_all = rules.stored_as_scd_type == 2 and not rules.track_history_column_list
     parts = rules.sequence_by or ORDER_COLUMNS
     in_sequence = _in_sequence(frame, parts) if tracks_all else ()
     shape = event_shape(arrow_schema(rows.schema), rules, columns, in_sequence, computed=computed)
     return EventBatch(shape, partial(collector.parts, rows))
-
-
-def _selected(frame: DataFrame, selected: Sequence[str], own: Sequence[Column]) -> DataFrame:
-    try:
-        return frame.select(*(F.col(quote(name)) for name in selected), *own)
-    except AnalysisException as error:
-        raise ConfigurationError(
-            f"could not merge the batch: sequence_by or apply_as_deletes is invalid "
-            f"({first_line(error)}); the columns are {', '.join(frame.columns)}"
-        ) from error
 
 
 def _event_columns(rules: ChangeRules, columns: Sequence[str]) -> list[Column]:

@@ -63,9 +63,6 @@ class EngineChoice:
         self._driver: DriverEngine | None = None
         self._engine: Callable[[SparkSession], Engine[Any]] | None = None
 
-    def __repr__(self) -> str:
-        return f"<EngineChoice {self.location!r}>"
-
     def run(self, spark: SparkSession, work: Callable[[Engine[Any]], _T]) -> _T:
         """The result of ``work`` with the executor of the table.
 

@@ -67,9 +67,13 @@ _JSON = {"columnNameOfCorruptRecord": _CORRUPT.name}
 
 # Debezium's default for times is a number (of microseconds, of days), for decimals the Base64 of
 # their bytes, which can consist of digits.
-_TIME = r"^[+-]?\d{4,}-\d\d-\d\d[T ]\d\d:\d\d"
-_NTZ = _TIME + r"(:\d\d(\.\d+)?)?$"  # a cast drops a zone
-_DATE = r"^[+-]?\d{4,}-\d\d-\d\d$"
+_DATE = r"^[+-]?\d{4,}-\d\d-\d\d"
+_TIME = _DATE + r"[T ]\d\d:\d\d"
+_PATTERNS: dict[type[DataType], str] = {  # of types whose texts a cast misreads
+    DateType: _DATE + "$",
+    TimestampNTZType: _TIME + r"(:\d\d(\.\d+)?)?$",  # a cast drops a zone
+    TimestampType: _TIME,
+}
 _DECIMAL = r"^(?!(\d{4})+$)"
 _BASE64_OR_OTHER = r"^(\d+|true)$"  # the text of a string, or of a number or boolean
 _INFINITE = float("inf")
@@ -290,20 +294,10 @@ def _of_type(value: Column, kind: DataType) -> Column:
         return sf.when((sf.abs(narrow) != _INFINITE) | (sf.abs(value) == _INFINITE), narrow)
     if isinstance(kind, (DateType, TimestampNTZType)):  # Debezium's end with "Z", too
         value = sf.regexp_replace(value, "Z$", "")
-    pattern = _pattern(kind)
+    scaled = isinstance(kind, DecimalType) and kind.scale
+    pattern = _DECIMAL if scaled else _PATTERNS.get(type(kind))
     cast = value.try_cast(kind)
     return cast if pattern is None else sf.when(value.rlike(pattern), cast)
-
-
-def _pattern(kind: DataType) -> str | None:
-    """What the text of a value is like; None for a type whose texts Spark does not misread."""
-    if isinstance(kind, DecimalType) and kind.scale:
-        return _DECIMAL
-    if isinstance(kind, DateType):
-        return _DATE
-    if isinstance(kind, TimestampNTZType):
-        return _NTZ
-    return _TIME if isinstance(kind, TimestampType) else None
 
 
 def _kind(names: Sequence[str], keys: Sequence[str], truncate: Truncate) -> Column:

@@ -135,8 +135,7 @@ def default_filesystem(spark: SparkSession) -> str | None:
     """The URI against which Spark resolves a path without a scheme; None with Spark Connect."""
     if is_connect(spark):
         return None
-    value = spark.sparkContext._jsc.hadoopConfiguration().get("fs.defaultFS")
-    return str(value)
+    return str(spark.sparkContext._jsc.hadoopConfiguration().get("fs.defaultFS"))
 
 
 def require_encoding(spark: SparkSession, path: str) -> None:
