@@ -85,18 +85,6 @@ class LiveFile:
         return int(self.add["size"] * self.live_rows // max(1, self.rows))
 
 
-class LiveFiles(dict[int, LiveFile]):
-    """The live files of a version by number; a number is used once."""
-
-    _next = 0
-
-    def add(self, file: LiveFile) -> int:
-        """Add a file; its number."""
-        number, self._next = self._next, self._next + 1
-        self[number] = file
-        return number
-
-
 def positions(rows: BitMap64) -> Integers:
     """The rows of a vector as an array, in ascending order."""
     return np.fromiter(rows, np.int64, len(rows))

@@ -31,9 +31,7 @@ class DriverEngine(Engine[DriverTable]):
     """See :class:`nats_stream_source.delta.tables.Engine`. A query keeps it from batch to batch.
 
     Args:
-        deletion_vectors: see :func:`nats_stream_source.delta.merge`.
-        limit: of the index in bytes; None for no limit.
-        enforced: whether an index beyond the limit is refused; else a warning is logged.
+        deletion_vectors, limit, enforced: see :class:`DriverTable`.
         position: adds the position of a follower to each commit of the table.
 
     Attributes:

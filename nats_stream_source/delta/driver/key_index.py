@@ -102,19 +102,12 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """The keys of a range of slots.
+    """The keys of a range of slots."""
 
-    Attributes:
-        first: the first slot.
-        keys: in the order of slots.
-        hashes: in ascending order.
-        slots: the slot of each hash, counted from the first one.
-    """
-
-    first: int
-    keys: pa.LargeBinaryArray
-    hashes: NDArray[np.uint64]
-    slots: NDArray[np.uint32]
+    first: int  # slot
+    keys: pa.LargeBinaryArray  # in the order of slots
+    hashes: NDArray[np.uint64]  # in ascending order
+    slots: NDArray[np.uint32]  # of each hash, counted from the first one
 
     def __len__(self) -> int:
         return len(self.slots)

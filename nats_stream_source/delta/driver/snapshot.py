@@ -15,6 +15,7 @@ change, and a difference is an error.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +29,6 @@ from pyroaring import BitMap64
 from nats_stream_source.delta.driver.data_files import (
     LARGEST_FILE,
     LiveFile,
-    LiveFiles,
     RowCache,
     file_rows,
     positions,
@@ -71,6 +71,7 @@ class Snapshot:
 
     Attributes:
         stored_schema: the columns, all of them nullable, as in data files and in memory.
+        files: the live data files by number.
         layout: of the table; None if this package did not create it.
         vectors: whether removed rows are written as deletion vectors.
         cache: the rows of some files, with the table's columns.
@@ -96,7 +97,8 @@ class Snapshot:
         self.vectors = self.properties.get(DELETION_VECTORS) == "true"
         self.checkpoint_commits = int(self.properties.get("delta.checkpointInterval", _CHECKPOINT))
         self.transactions = state.transactions
-        self.files = LiveFiles()
+        self.files: dict[int, LiveFile] = {}
+        self._numbers = itertools.count()
         self._index: RowIndex | None = None
         self.cache = RowCache()
         self._broken = False
@@ -262,7 +264,7 @@ class Snapshot:
     def _add_file(self, add: Action) -> None:
         """Add a data file, and its live rows to the index."""
         rows = file_rows(self.objects, add)
-        number = self.files.add(LiveFile(add, rows, removed_rows(self.objects, add, rows)))
+        number = self.add(LiveFile(add, rows, removed_rows(self.objects, add, rows)))
         if self._index is not None:
             self._index_file(self._index, number)
 
@@ -350,6 +352,12 @@ class Snapshot:
             for number, file in replaced:
                 self.replace(number, file)
             update()
+
+    def add(self, file: LiveFile) -> int:
+        """Add a live file; returns its number, which is used once."""
+        number = next(self._numbers)
+        self.files[number] = file
+        return number
 
     def replace(self, number: int, file: LiveFile | None) -> None:
         """Give a file another vector, or remove it."""

@@ -382,7 +382,7 @@ def _commit(
         index.file[old] = NO_FILE
         for rewrite in rewrites:
             rewrite.apply([LiveFile(add, count) for add, count in rewrite.written])
-        added = [snapshot.files.add(LiveFile(add, count)) for add, count in written]
+        added = [snapshot.add(LiveFile(add, count)) for add, count in written]
         number, where = places(at, [count for _, count in written])
         index.put(rows, changes.replaced, np.array(added, np.int32)[number], where)
 

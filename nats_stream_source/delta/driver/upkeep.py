@@ -42,7 +42,6 @@ from pyroaring import BitMap64
 from nats_stream_source.delta.conflicts import first_line, retry_conflicts
 from nats_stream_source.delta.driver.data_files import (
     LiveFile,
-    LiveFiles,
     PartitionWriter,
     positions,
 )
@@ -264,18 +263,12 @@ _MOST_FILES = 500  # of one compaction
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A file whose rows move to others.
-
-    Attributes:
-        file: its state at the begin.
-        rows: the positions of its rows that move, in ascending order.
-        start: the position of the first of them among all rows that move.
-    """
+    """A file whose rows move to others."""
 
     number: int
-    file: LiveFile
-    rows: Integers
-    start: int
+    file: LiveFile  # its state at the begin
+    rows: Integers  # the positions of its rows that move, in ascending order
+    start: int  # the position of the first of them among all rows that move
 
 
 class Rewrite:
@@ -344,7 +337,7 @@ class Rewrite:
         Args:
             new: None for a file without a live row.
         """
-        files = [-1 if file is None else self._snapshot.files.add(file) for file in new]
+        files = [-1 if file is None else self._snapshot.add(file) for file in new]
         if self._snapshot.indexed:
             index = self._snapshot.index
             still = index.file[self._slots] == self._files
@@ -373,7 +366,7 @@ def places(at: Integers, counts: Sequence[int]) -> tuple[Integers, Integers]:
     return files, at - starts[files]
 
 
-def select_files(files: LiveFiles, target_bytes: int, small_files: int) -> list[int]:
+def select_files(files: Mapping[int, LiveFile], target_bytes: int, small_files: int) -> list[int]:
     """The numbers of the files to compact next; empty if compaction is not due.
 
     Args:
@@ -394,7 +387,7 @@ def select_files(files: LiveFiles, target_bytes: int, small_files: int) -> list[
     return max(due, key=len, default=[])[:_MOST_FILES]
 
 
-def all_small_files(files: LiveFiles, target_bytes: int) -> list[list[int]]:
+def all_small_files(files: Mapping[int, LiveFile], target_bytes: int) -> list[list[int]]:
     """The files that compaction joins if each partition is to have as few as possible."""
     groups: dict[object, list[int]] = defaultdict(list)
     for number, file in files.items():

@@ -62,12 +62,7 @@ _STATE, _START, _BATCH, _END = range(4)
 def history_changes(
     events: pa.Table, layout: Layout, tracked: Sequence[str], rows: Reader, state: Reader
 ) -> RowChanges:
-    """The changes of a table with one row per version.
-
-    Args:
-        events: with the columns of :mod:`nats_stream_source.delta.rules.events`, none of their keys
-            and sequences null.
-    """
+    """The changes of a table with one row per version by valid events."""
     keys = list(layout.keys)
     values = [name for name in events.column_names if name not in (SEQUENCE, DELETE, TIME)]
     since = _first(events.select([*keys, SEQUENCE]), keys)

@@ -51,12 +51,7 @@ from nats_stream_source.logs import field_logger
 def latest_changes(
     events: pa.Table, layout: Layout, rows: Reader, state: Reader | None
 ) -> RowChanges:
-    """The changes of a table with one row per key.
-
-    Args:
-        events: with the columns of :mod:`nats_stream_source.delta.rules.events`, none of their
-            keys and sequences null.
-    """
+    """The changes of a table with one row per key by valid events."""
     values = [name for name in events.column_names if name not in EVENT_COLUMNS]
     events, contradicted = _newest(events, layout, values)
     keys, order = events.select(list(layout.keys)), list(layout.order)

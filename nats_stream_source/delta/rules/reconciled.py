@@ -102,11 +102,7 @@ def with_order(rows: pa.Table) -> pa.Table:
 
 
 def open_rows(rows: pa.Table) -> pa.Table:
-    """Key, stream_created and revision of the last entry of each row; rows with nulls are left out.
-
-    Args:
-        rows: with the columns of :func:`open_row_columns`.
-    """
+    """The key and order of each row, see :func:`with_order`; rows with nulls are left out."""
     return with_order(rows).select(["key", *ORDER_COLUMNS]).drop_null()
 
 

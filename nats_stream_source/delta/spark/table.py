@@ -138,11 +138,7 @@ class SparkTable:
                 raise self._refused(PARTITION, "BINARY", name)
 
     def with_columns(self, columns: Sequence[pa.Field]) -> pa.Schema:
-        """The table's columns with others; the schema itself if it has them all.
-
-        Raises:
-            ConfigurationError: the table cannot store the columns.
-        """
+        """The table's columns with others that it can store; the schema itself if it has all."""
         own = self.schema
         schema = with_new_columns(self._name, own, columns)
         if schema is own:
