@@ -253,11 +253,8 @@ async def test_subscriptions(place: Place) -> None:
         async with await subscribe(jetstream, "$KV.map.k7", config=config) as push:
             assert [(await push.next(10)).metadata.stream_seq for _ in range(3)] == [8, 108, 208]
         async with await subscribe_ordered(jetstream, "$KV.map.k7") as in_order:
-            assert [(await in_order.next(10)).metadata.stream_seq for _ in range(3)] == [
-                8,
-                108,
-                208,
-            ]
+            found = [(await in_order.next(10)).metadata.stream_seq for _ in range(3)]
+            assert found == [8, 108, 208]
         async with await subscribe_pull(jetstream, "$KV.map.k7") as pull:
             assert [one.metadata.stream_seq for one in await pull.fetch(1, 5)] == [8]
     assert consumers(place.owner, "map") == []

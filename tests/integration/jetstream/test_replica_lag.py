@@ -140,23 +140,19 @@ async def on_a_follower(
     cluster: Cluster, read: Callable[[Lagging], Read], then: Callable[[Lagging, Any], Any]
 ) -> None:
     """Read a bucket whose follower lags, from that follower; ``then`` sees the read under way."""
-
-    async def work(lag: Lagging) -> None:
-        (name,) = (name for name, one in cluster.servers.items() if one is lag.follower)
-        async with connected(lag.outside.url) as link:
-            with consumers_on(name) as placed:
-                reading = asyncio.ensure_future(read(lag)(link))
-                waiting = asyncio.ensure_future(placed.wait())
-                await asyncio.wait({reading, waiting}, return_when=asyncio.FIRST_COMPLETED)
-                await then(lag, reading)
-
     for _ in range(_MOST_ELECTIONS):
         bucket = new_bucket(cluster)
         with lagging(cluster, f"KV_{bucket}") as lag:
             assert lag.has == OLD
             try:
                 put_entries(lag.leader.url, bucket, range(OLD, ALL))
-                await work(lag)
+                (name,) = (name for name, one in cluster.servers.items() if one is lag.follower)
+                async with connected(lag.outside.url) as link:
+                    with consumers_on(name) as placed:
+                        reading = asyncio.ensure_future(read(lag)(link))
+                        waiting = asyncio.ensure_future(placed.wait())
+                        await asyncio.wait({reading, waiting}, return_when=asyncio.FIRST_COMPLETED)
+                        await then(lag, reading)
             except OverTooSoonError:
                 continue
             except (NatsSourceError, nats.errors.Error):

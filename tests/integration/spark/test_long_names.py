@@ -46,42 +46,34 @@ def test_filter_too_long_for_line(url: str, options: dict[str, Any]) -> None:
             read(url, **options)
 
 
-def test_key_of_row_too_long_for_line(url: str) -> None:
-    rows = pa.RecordBatch.from_pydict({"key": ["a", LONG], "value": [b"1", b"2"]})
-    options = kv_write_options({"servers": url, "bucket": "b"})
-    with pytest.raises(
-        NameTooLongError, match=r"subject '\$KV\.b\.kkk.* \(option 'maxControlLine'"
-    ):
-        write_task(options, iter([rows]), job="job", partition=0)
-
-
-@pytest.mark.parametrize("fast", ["false", "true"])
-def test_subject_of_row_too_long_for_line(url: str, fast: str) -> None:
-    rows = pa.RecordBatch.from_pydict({"subject": ["S.a", f"S.{LONG}"], "data": [b"1", b"2"]})
-    options = stream_write_options({"servers": url, "stream": "S", "fastIngest": fast})
-    with pytest.raises(NameTooLongError, match=r"subject 'S\.kkk.* \(option 'maxControlLine'"):
-        write_task(options, iter([rows]), job="job", partition=0)
-
-
 @pytest.fixture(scope="module")
 def limited_url() -> Iterator[str]:
     with limited_server() as url:
         yield url
 
 
+FAST = {"stream": "S", "fastIngest": "true"}
 SINKS: dict[str, tuple[Any, dict[str, str], str, str]] = {
     "bucket": (kv_write_options, {"bucket": "b"}, "key", "value"),
     "stream": (stream_write_options, {"stream": "S"}, "subject", "data"),
-    "fast ingest": (
-        stream_write_options,
-        {"stream": "S", "fastIngest": "true"},
-        "subject",
-        "data",
-    ),
+    "fast ingest": (stream_write_options, FAST, "subject", "data"),
 }
+each_sink = pytest.mark.parametrize(
+    ("parse", "options", "name", "value"), SINKS.values(), ids=SINKS
+)
 
 
-@pytest.mark.parametrize(("parse", "options", "name", "value"), SINKS.values(), ids=SINKS)
+@each_sink
+def test_name_of_row_too_long_for_line(
+    url: str, parse: Any, options: dict[str, str], name: str, value: str
+) -> None:
+    rows = pa.RecordBatch.from_pydict({name: ["S.a", f"S.{LONG}"], value: [b"1", b"2"]})
+    subject = r"\$KV\.b\.S\.kkk" if name == "key" else r"S\.kkk"
+    with pytest.raises(NameTooLongError, match=rf"subject '{subject}.* \(option 'maxControlLine'"):
+        write_task(parse({"servers": url, **options}), iter([rows]), job="job", partition=0)
+
+
+@each_sink
 def test_row_larger_than_max_payload_of_account(
     limited_url: str, parse: Any, options: dict[str, str], name: str, value: str
 ) -> None:

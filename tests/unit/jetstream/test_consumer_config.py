@@ -71,20 +71,22 @@ def test_request_without_flow_control() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seen_through", "policy"),
-    [(0, "last_per_subject"), (19, "last_per_subject"), (20, "by_start_sequence")],
+    ("reach", "position", "seen_through", "policy", "start"),
+    [
+        (20, 18, 0, "last_per_subject", None),
+        (20, 18, 19, "last_per_subject", None),
+        (20, 18, 20, "by_start_sequence", 19),
+        (0, 0, 0, "by_start_sequence", 1),  # there are none
+    ],
 )
-def test_initial_values_read_are_not_restarted(seen_through: int, policy: str) -> None:
-    request = RangeRequest("S", KNOWN, 0, ENDLESS, (">",), last_per_subject=True, min_last_seq=20)
-    config = consumer_config(request, 18, "inbox", seen_through=seen_through)
-    assert config["deliver_policy"] == policy
-    assert config.get("opt_start_seq") == (19 if policy == "by_start_sequence" else None)
-
-
-def test_initial_values_empty_end_at_once() -> None:
-    request = RangeRequest("S", KNOWN, 0, ENDLESS, (">",), last_per_subject=True, min_last_seq=0)
-    config = consumer_config(request, 0, "inbox", seen_through=0)
-    assert (config["deliver_policy"], config["opt_start_seq"]) == ("by_start_sequence", 1)
+def test_initial_values_read_are_not_restarted(
+    reach: int, position: int, seen_through: int, policy: str, start: int | None
+) -> None:
+    request = RangeRequest(
+        "S", KNOWN, 0, ENDLESS, (">",), last_per_subject=True, min_last_seq=reach
+    )
+    config = consumer_config(request, position, "inbox", seen_through=seen_through)
+    assert (config["deliver_policy"], config.get("opt_start_seq")) == (policy, start)
 
 
 @pytest.mark.parametrize(

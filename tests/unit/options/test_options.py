@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 
@@ -385,32 +386,25 @@ OF_STREAM_BATCH: Refused = [
 ]
 
 
+REFUSED = [
+    *((kv, Mode.STREAMING, *row) for row in OF_BUCKET),
+    *((kv, Mode.STREAMING, {"buckets": "a,b", **given}, text) for given, text in STARTS),
+    *((kv, Mode.BATCH, *row) for row in OF_BUCKET_BATCH),
+    *((stream, Mode.STREAMING, *row) for row in OF_STREAM),
+    *((stream, Mode.BATCH, *row) for row in OF_STREAM_BATCH),
+]
+
+
 @pytest.mark.parametrize(
-    ("given", "message"),
-    [*OF_BUCKET, *(({"buckets": "a,b", **given}, message) for given, message in STARTS)],
-    ids=str,
+    ("parse", "mode", "given", "message"),
+    REFUSED,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_options_of_bucket_query_are_refused(given: dict[str, str], message: str) -> None:
+def test_options_are_refused(
+    parse: Callable[..., object], mode: Mode, given: dict[str, str], message: str
+) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        kv(Mode.STREAMING, **given)
-
-
-@pytest.mark.parametrize(("given", "message"), OF_BUCKET_BATCH, ids=str)
-def test_options_of_bucket_batch_are_refused(given: dict[str, str], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        kv(Mode.BATCH, **given)
-
-
-@pytest.mark.parametrize(("given", "message"), OF_STREAM, ids=str)
-def test_options_of_stream_query_are_refused(given: dict[str, str], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        stream(Mode.STREAMING, **given)
-
-
-@pytest.mark.parametrize(("given", "message"), OF_STREAM_BATCH, ids=str)
-def test_options_of_stream_batch_are_refused(given: dict[str, str], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        stream(Mode.BATCH, **given)
+        parse(mode, **given)
 
 
 def test_value_of_another_type_is_refused_by_its_name() -> None:

@@ -95,13 +95,10 @@ async def test_server_far_away_among_many(shared_server: NatsServer) -> None:
     def slowly(frame: bytes) -> Delay | bool:
         return Delay(0.6) if frame.startswith(b"CONNECT ") else True
 
-    async def work(url: str) -> bool:
-        many = ConnectionSettings(servers=(*[dead] * 39, url), connect_timeout=20.0)
-        async with await Connection.open(many) as connection:
-            return await connection.alive(20)
-
     with Proxy(shared_server.port, upward=slowly) as proxy:
-        assert await work(proxy.url)
+        many = ConnectionSettings(servers=(*[dead] * 39, proxy.url), connect_timeout=20.0)
+        async with await Connection.open(many) as connection:
+            assert await connection.alive(20)
         assert any(frame.startswith(b"CONNECT ") for frame in proxy.withheld)
 
 

@@ -122,19 +122,12 @@ def test_url_parsed(url: str, expected: str) -> None:
     [
         "", "nats://", "nats://:1", "nats://h:0", "nats://h:x", "nats://a..b", "http://h", "::1",
         "u:secret@nats://h", "nats://u:secret", "u:secret", "ws://u:secret/@h",
+        "h1,h2", "nats://u:secret@h1,nats://u:secret@h2", "u:secret@h1,u:secret@h2",
     ],
 )  # fmt: skip
 def test_url_invalid(url: str) -> None:
-    with pytest.raises(ConfigurationError, match="is not an address like") as caught:
-        ServerUrl.parse(url)
-    assert "secret" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "url", ["h1,h2", "nats://u:secret@h1,nats://u:secret@h2", "u:secret@h1,u:secret@h2"]
-)
-def test_url_contains_comma(url: str) -> None:
-    with pytest.raises(ConfigurationError, match="contains a comma; give each server") as caught:
+    problem = "contains a comma; give each server" if "," in url else "is not an address like"
+    with pytest.raises(ConfigurationError, match=problem) as caught:
         ServerUrl.parse(url)
     assert "secret" not in str(caught.value)
 

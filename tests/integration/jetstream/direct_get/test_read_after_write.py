@@ -159,12 +159,10 @@ async def test_lagging_follower_is_never_read_early() -> None:
         for round_ in range(3):
             follower = await pause_a_responder(cluster, "LAG")
             (least,) = publish(leader.url, [("LAG.a", b"new%d" % round_, None)])
-
-            async def work(get: DirectGet, least: int, follower: NatsServer) -> None:
+            async with direct_get(asked.url, "LAG") as get:
                 reads = [get.last("LAG.a", min_last_seq=least) for _ in range(10)]
                 columns = [_last_columns(get) for _ in range(10)]
-                gathered = asyncio.gather(*reads)
-                of_columns = asyncio.gather(*columns)
+                gathered, of_columns = asyncio.gather(*reads), asyncio.gather(*columns)
                 follower.resume()
                 assert {one.seq for one in await gathered} == {least}
                 assert await of_columns == [[least]] * 10
@@ -174,9 +172,6 @@ async def test_lagging_follower_is_never_read_early() -> None:
                     later = {"min_last_seq": least, "timeout": 5.0}
                     assert await seqs(get.batch(**later)) == list(range(1, least + 1))
                     assert await seqs(get.last_for(["LAG.>"], **later)) == [least]
-
-            async with direct_get(asked.url, "LAG") as get:
-                await work(get, least=least, follower=follower)
             cluster.wait_current("LAG")
 
 

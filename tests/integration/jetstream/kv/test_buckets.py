@@ -38,7 +38,7 @@ from tests.support.nats.buckets import (
     with_client,
 )
 from tests.support.nats.streams import create_stream
-from tests.support.nats.topology import HubAndLeaf, hub_and_leaf, wait_for_seq
+from tests.support.nats.topology import hub_and_leaf, wait_for_seq
 from tests.support.wait import wait_until_async
 
 pytestmark = pytest.mark.servers
@@ -227,8 +227,7 @@ async def test_sources(shared_server: NatsServer) -> None:
 
 async def test_mirror_and_sources_in_other_domain() -> None:
     """The bucket is at the hub, its replicas at a leaf node."""
-
-    async def whole(both: HubAndLeaf) -> None:
+    with hub_and_leaf() as both:
         async with connect(both.hub.url) as hub, connect(both.leaf.url) as leaf:
             main = await KeyValue.create_bucket(hub, KeyValueConfig("main", history=3))
             assert await main.put("a", b"1") == 1
@@ -266,9 +265,6 @@ async def test_mirror_and_sources_in_other_domain() -> None:
             mirror = await KeyValue.open(js, "copy")
             revision = await mirror.put("c", b"1")
             assert (await mirror.get("c", min_last_revision=revision)).value == b"1"
-
-    with hub_and_leaf() as both:
-        await whole(both)
 
 
 async def test_mirror_of_mirror_has_entries_of_first_bucket(nats_server: NatsServer) -> None:

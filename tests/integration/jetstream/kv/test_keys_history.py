@@ -26,7 +26,7 @@ from nats_stream_source.jetstream.kv.store import KeyValue
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.jetstream.publish.publisher import Publisher
 from tests.integration.jetstream.kv.stores import new_bucket
-from tests.support.nats.buckets import api, bucket_config, create_bucket, publish
+from tests.support.nats.buckets import api, bucket_config, consumers, create_bucket, publish
 from tests.support.nats.topology import CONSUMER_LIMITS
 from tests.support.proxy.fault_proxy import Proxy
 from tests.support.wait import wait_until_async
@@ -101,7 +101,7 @@ async def test_reads_without_values_transfer_few_values(
                 async with kv.watch(*keys, meta_only=True) as watch:
                     assert [entry.key for entry in await watch.initial()][:4] == names
             assert sum(map(len, proxy.seen)) < 50_000
-            assert await api_consumers(kv) == []
+            assert consumers(shared_server.url, "large") == []
 
 
 async def test_consumers_of_history_keys_and_watches(shared_server: NatsServer) -> None:
@@ -144,7 +144,7 @@ async def test_consumers_of_history_keys_and_watches(shared_server: NatsServer) 
             async with kv.watch(include_history=True) as watch:
                 await watch.initial()
             assert created() == first  # the stream has the bucket's subjects only
-            assert await api_consumers(kv) == []
+            assert consumers(shared_server.url, "consumed") == []
 
 
 async def test_history_of_key_that_is_overwritten_while_it_is_read(
@@ -166,11 +166,6 @@ async def test_history_of_key_that_is_overwritten_while_it_is_read(
         await kv.jetstream.call("STREAM.PURGE.KV_over")
         with pytest.raises(KeyNotFoundError):
             await kv.history("a")
-
-
-async def api_consumers(kv: KeyValue) -> list[str]:
-    answer = await kv.jetstream.call(f"CONSUMER.NAMES.{kv.bucket.stream}")
-    return list(answer.get("consumers") or [])
 
 
 @pytest.mark.parametrize("limits", CONSUMER_LIMITS, ids=str)

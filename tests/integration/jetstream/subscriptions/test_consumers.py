@@ -313,21 +313,19 @@ class Racing(JetStream):
         raise missing.value
 
 
-async def race(
-    jetstream: JetStream, kind: Callable[..., Any] = subscribe, **how: Any
-) -> tuple[list[Any], list[Racing]]:
+async def race(jetstream: JetStream, kind: Callable[..., Any] = subscribe, **how: Any) -> list[Any]:
     barrier, others = asyncio.Event(), list[int]()
     racers = [Racing(jetstream, barrier, others) for _ in range(2)]
     attempts = (kind(racer, durable="d", **how) for racer in racers)
     outcome = await asyncio.gather(*attempts, return_exceptions=True)
     assert sum(racer.lost for racer in racers) == 1
-    return outcome, racers
+    return outcome
 
 
 async def test_creators_concurrent_report_duplicate(url: str, jetstream: JetStream) -> None:
     stream = make_stream(url, 3)
 
-    outcome, _ = await race(jetstream, stream=stream)
+    outcome = await race(jetstream, stream=stream)
     (winner,) = (one for one in outcome if isinstance(one, Subscription))
     (error,) = (one for one in outcome if isinstance(one, Exception))
     assert isinstance(error, DuplicateSubscriptionError)
@@ -352,7 +350,7 @@ async def test_creator_without_interest_is_duplicate(url: str, jetstream: JetStr
 async def test_creators_concurrent_in_queue_group_join(
     url: str, jetstream: JetStream, stream: str
 ) -> None:
-    outcome, _ = await race(jetstream, stream=stream, queue="q")
+    outcome = await race(jetstream, stream=stream, queue="q")
     assert all(isinstance(one, Subscription) for one in outcome)
     assert sorted(one.consumer.created for one in outcome) == [False, True]
     assert len({one.info.config["deliver_subject"] for one in outcome}) == 1
@@ -382,7 +380,7 @@ async def test_creators_concurrent_of_pull_consumer_own_it_once(
 ) -> None:
     stream = make_stream(url, 4)
 
-    (one, two), _ = await race(jetstream, subscribe_pull, stream=stream)
+    one, two = await race(jetstream, subscribe_pull, stream=stream)
     assert sorted((one.consumer.created, two.consumer.created)) == [False, True]
     assert len(await one.fetch(2)) == len(await two.fetch(2)) == 2
     await (two if one.consumer.created else one).unsubscribe()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -74,26 +73,15 @@ async def test_ordered_subscription_start_time(jetstream: JetStream, published: 
         assert await sequences(found, 3) == [3, 4, 5]
 
 
-async def test_ordered_subscription_survives_lost_consumer(url: str, jetstream: JetStream) -> None:
-    stream = make_stream(url, 10)
-
-    config = ConsumerConfig(idle_heartbeat=0.1)
-    async with await subscribe_ordered(jetstream, stream=stream, config=config) as subscription:
-        before = await sequences(subscription, 10)
-        (name,) = consumers_of(url, stream)
-        api(url, f"CONSUMER.DELETE.{stream}.{name}")
-        await asyncio.to_thread(fill, url, stream, 10)
-        assert before + await sequences(subscription, 10) == list(range(1, 21))
-        assert subscription.reader.cursor.rebuilds
-
-
-@pytest.mark.parametrize("count", [0, 5])
-async def test_ordered_subscription_is_complete_after_initial_values(
-    url: str, jetstream: JetStream, count: int
+@pytest.mark.parametrize(
+    ("policy", "count"), [("all", 9), ("last_per_subject", 0), ("last_per_subject", 5)]
+)
+async def test_ordered_subscription_is_complete_after_lost_consumer(
+    url: str, jetstream: JetStream, policy: str, count: int
 ) -> None:
     """A new consumer does not skip what is not the last of its subject any more."""
     stream = make_stream(url, count)
-    config = ConsumerConfig(deliver_policy="last_per_subject", idle_heartbeat=0.1)
+    config = ConsumerConfig(deliver_policy=policy, idle_heartbeat=0.1)
     async with await subscribe_ordered(jetstream, stream=stream, config=config) as subscription:
         waiting = asyncio.create_task(sequences(subscription, count + 1))
         await wait_until_async(lambda: bool(consumers_of(url, stream)), "a consumer")
@@ -258,20 +246,15 @@ async def test_replicated_consumer_has_leader(cluster: Cluster) -> None:
     stream = make_stream(cluster.url, 10, num_replicas=3)
 
     async with connected(cluster.leader_of(stream).url) as jetstream:
-        kinds: tuple[Any, ...] = (
-            subscribe,
-            functools.partial(subscribe_pull, durable="d"),
-            subscribe_ordered,
-        )
-        for kind in kinds:
-            async with await kind(jetstream, stream=stream, min_last_seq=10) as subscription:
+        durable = {"durable": "d"}
+        kinds: list[Any] = [(subscribe, {}), (subscribe_pull, durable), (subscribe_ordered, {})]
+        for kind, how in kinds:
+            async with await kind(jetstream, stream=stream, min_last_seq=10, **how) as subscription:
                 found = [(await anext(subscription)).metadata.stream_seq for _ in range(10)]
                 assert found == list(range(1, 11))
-                if isinstance(kind, functools.partial):
-                    assert consumer_info(cluster.url, stream, "d")["config"]["num_replicas"] in (
-                        0,
-                        3,
-                    )
+                if how:
+                    config = consumer_info(cluster.url, stream, "d")["config"]
+                    assert config["num_replicas"] in (0, 3)
     assert consumers_of(cluster.url, stream) == []
 
 

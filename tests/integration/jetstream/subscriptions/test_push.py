@@ -42,13 +42,14 @@ from tests.support.wait import wait_until_async
 pytestmark = pytest.mark.servers
 
 
-async def listen(url: str, subject: str, work: Any) -> list[bytes]:
-    """What is published to ``subject`` while ``work()`` runs."""
+async def listen(url: str, jetstream: JetStream, subject: str, work: Any) -> list[bytes]:
+    """What ``work()`` publishes to ``subject`` with ``jetstream``."""
     heard: list[bytes] = []
     async with connected(url) as other:
         subscription = await other.connection.client.subscribe(subject)
         await flushed(other.connection.client)
         await work()
+        await flushed(jetstream.connection.client)
         await flushed(other.connection.client)
         while subscription.pending_msgs:
             heard.append((await subscription.next_msg(1)).data)
@@ -77,9 +78,8 @@ async def test_acknowledgements_of_every_kind(
             await message.term()
             await message.in_progress()
             await message.ack_sync()
-        await flushed(jetstream.connection.client)
 
-    heard = await listen(url, f"$JS.ACK.{published}.>", ack)
+    heard = await listen(url, jetstream, f"$JS.ACK.{published}.>", ack)
     delayed = b'-NAK {"delay": 60000000000}'
     assert heard == [b"+WPI", b"+WPI", b"+ACK", b"-NAK", delayed, b"+TERM", b"+ACK"]
     again = await subscription.next(15)
@@ -94,25 +94,18 @@ async def test_acknowledgements_of_every_kind(
 async def test_acknowledgement_awaiting_response_is_exclusive(
     url: str, jetstream: JetStream, published: str
 ) -> None:
-    sent: list[bytes] = []
-
-    async def heard(message: Any) -> None:
-        sent.append(message.data)
-
-    async with connected(url) as other, await subscribe_pull(jetstream, stream=published) as pull:
+    async with await subscribe_pull(jetstream, stream=published) as pull:
         (message,) = await pull.fetch(1)
-        await other.connection.client.subscribe(message.reply, cb=heard)
-        await flushed(other.connection.client)
-        waiting = asyncio.create_task(message.ack_sync())
-        await asyncio.sleep(0)
-        await message.nak()
-        await message.term()
-        await waiting
-        assert message.acked
-        await flushed(jetstream.connection.client)
-        await flushed(other.connection.client)
-        await wait_until_async(lambda: bool(sent), "the acknowledgement")
-        assert sent == [b"+ACK"]
+
+        async def ack() -> None:
+            waiting = asyncio.create_task(message.ack_sync())
+            await asyncio.sleep(0)
+            await message.nak()
+            await message.term()
+            await waiting
+            assert message.acked
+
+        assert await listen(url, jetstream, message.reply, ack) == [b"+ACK"]
 
 
 async def test_ack_policy_none_sends_nothing(
@@ -128,9 +121,8 @@ async def test_ack_policy_none_sends_nothing(
             await message.term()
             await message.ack_sync()
             await message.ack()
-            await flushed(jetstream.connection.client)
 
-        assert await listen(url, f"$JS.ACK.{published}.>", ack) == []
+        assert await listen(url, jetstream, f"$JS.ACK.{published}.>", ack) == []
         assert not message.acked
 
 
@@ -280,15 +272,6 @@ async def test_permission_missing_is_error() -> None:
             assert jetstream.connection.reconnects == 0
 
 
-NO_CONSUMERS = {
-    "type": "io.nats.jetstream.api.v1.consumer_names_response",
-    "total": 0,
-    "offset": 0,
-    "limit": 1024,
-    "consumers": [],
-}
-
-
 @pytest.mark.parametrize(
     ("kind", "asked"),
     [
@@ -322,30 +305,26 @@ async def test_caller_cancelled_at_any_point_leaves_nothing(
         await asyncio.wait({task})
         whole_runs += not task.cancelled()
         moments += 1
-        assert await jetstream.call(f"CONSUMER.NAMES.{stream}") == NO_CONSUMERS
+        assert not (await jetstream.call(f"CONSUMER.NAMES.{stream}"))["consumers"]
         assert len(client._subs) == before
 
 
-@pytest.mark.parametrize("how", ["frozen", "killed"])
+@pytest.mark.parametrize(
+    ("end", "begin"), [(NatsServer.pause, NatsServer.resume), (NatsServer.kill, NatsServer.start)]
+)
 async def test_unsubscribe_does_not_wait_for_unavailable_server(
-    nats_server: NatsServer, how: str
+    nats_server: NatsServer, end: Any, begin: Any
 ) -> None:
     stream = make_stream(nats_server.url, 1)
 
     async with connected(nats_server.url, request_timeout=60.0) as jetstream:
         subscription = await subscribe_ordered(jetstream, stream=stream)
         await subscription.next(15)
-        if how == "frozen":
-            nats_server.pause()
-        else:
-            nats_server.kill()
+        end(nats_server)
         try:
             await asyncio.wait_for(subscription.unsubscribe(), 60)
         finally:
-            if how == "frozen":
-                nats_server.resume()
-            else:
-                nats_server.start()
+            begin(nats_server)
         assert (await retry_transient(lambda: jetstream.stream_info(stream), 10)).last_seq == 1
 
 

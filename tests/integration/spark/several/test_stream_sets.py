@@ -217,18 +217,20 @@ def test_checkpoint_of_one_bucket_continues_in_set(sites: str) -> None:
     assert several.offset["v"] == 2
 
 
-def test_checkpoint_of_several_buckets_is_refused_by_one(sites: str) -> None:
-    with new_query(sites, buckets="site-1,site-2") as query:
+@pytest.mark.parametrize(
+    ("before", "now", "problem"),
+    [
+        ("site-1,site-2", {"bucket": "site-1"}, r"of several streams \(KV_site-1, KV_site-2\)"),
+        ("site-1", {"buckets": "site-2"}, "it is of KV_site-1, and buckets=site-2 selects none"),
+    ],
+)
+def test_checkpoint_of_other_buckets_is_refused(
+    sites: str, before: str, now: dict[str, str], problem: str
+) -> None:
+    with new_query(sites, buckets=before) as query:
         query.read_sequences()
-    with pytest.raises(OffsetError, match=r"of several streams \(KV_site-1, KV_site-2\)"):
-        read_all(sites, offset=query.offset, bucket="site-1")
-
-
-def test_checkpoint_of_another_set_is_refused(sites: str) -> None:
-    with new_query(sites, buckets="site-1") as query:
-        query.read_sequences()
-    with pytest.raises(OffsetError, match="it is of KV_site-1, and buckets=site-2 selects none"):
-        read_all(sites, offset=query.offset, buckets="site-2")
+    with pytest.raises(OffsetError, match=problem):
+        read_all(sites, offset=query.offset, **now)
 
 
 def test_filter_that_no_bucket_can_match(nats_server: NatsServer) -> None:
