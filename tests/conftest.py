@@ -92,6 +92,12 @@ def shared_server() -> Iterator[NatsServer]:
 
 
 @pytest.fixture(scope="module")
+def url(shared_server: NatsServer) -> str:
+    """The address of the module's server."""
+    return shared_server.url
+
+
+@pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A cluster for all tests of a module, with the settings of its ``cluster`` mark."""
     with Cluster(**mark_settings(request.node, "cluster")) as cluster:

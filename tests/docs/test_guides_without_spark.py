@@ -99,11 +99,9 @@ def examples() -> dict[str, Any]:
     return names
 
 
-def test_examples_of_jetstream_run(
-    shared_server: NatsServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_examples_of_jetstream_run(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     names = examples()
-    asyncio.run(asyncio.wait_for(names["main"](shared_server.url), 60))
+    asyncio.run(asyncio.wait_for(names["main"](url), 60))
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].startswith("b'IAH' 2 ")
     assert printed[1] == "['ua.N14228']"
@@ -111,8 +109,8 @@ def test_examples_of_jetstream_run(
     assert "2 b'IAH'" in printed
 
 
-async def test_puts_in_bounded_number(shared_server: NatsServer) -> None:
-    async with layer.connect(shared_server.url) as jetstream:
+async def test_puts_in_bounded_number(url: str) -> None:
+    async with layer.connect(url) as jetstream:
         fleet = await layer.KeyValue.create_bucket(jetstream, layer.KeyValueConfig("many"))
         await examples()["put_all"](fleet, [(f"k{number}", b"x") for number in range(12_000)])
         assert len(await fleet.keys()) == 12_000

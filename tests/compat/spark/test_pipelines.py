@@ -13,7 +13,6 @@ from pyspark.sql import SparkSession
 
 from examples.pipeline.__main__ import entries, view
 from examples.pipeline.project import prepare, start_update, update
-from nats_stream_source.embedded import NatsServer
 from nats_stream_source.spark.session import ADMISSION_CONTROL
 from tests.compat.spark.conftest import PLACE
 from tests.support.nats.buckets import DEL, create_bucket, publish
@@ -34,14 +33,13 @@ ROWS = 50
 
 
 def test_update_killed_and_repeated(
-    spark: SparkSession, shared_server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each change is once in the streaming table, and the view equals the bucket."""
     environment = {**program_environment(tmp_path / "conf"), "MAX_ROWS": str(ROWS)}
     environment["SPARK_TESTING"] = "0"  # a free port for the Connect server of each update
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    url = shared_server.url
     create_bucket(url, "fleet", 64)
     create_stream(url, "REPORTS", "report")
     publish(

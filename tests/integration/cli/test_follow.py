@@ -73,16 +73,15 @@ def ended(peek: Following) -> tuple[int, str]:
 
 
 @pytest.fixture
-def bucket(shared_server: NatsServer) -> str:
+def bucket(url: str) -> str:
     name = f"b{next(_serial)}"
-    buckets.create_bucket(shared_server.url, name, 5)
+    buckets.create_bucket(url, name, 5)
     for i in range(12):
-        buckets.put(shared_server.url, name, f"k{i}", b"%d" % i)
+        buckets.put(url, name, f"k{i}", b"%d" % i)
     return name
 
 
-def test_follow_prints_last_rows_then_new_ones(shared_server: NatsServer, bucket: str) -> None:
-    url = shared_server.url
+def test_follow_prints_last_rows_then_new_ones(url: str, bucket: str) -> None:
     with following("--bucket", bucket, "--servers", url, "-n", "2") as peek:
         assert [line(peek).split()[0] for _ in range(3)] == ["key", "k10", "k11"]
         buckets.put(url, bucket, "new", b"here")
@@ -102,10 +101,7 @@ def test_follow_prints_last_rows_then_new_ones(shared_server: NatsServer, bucket
         (["--keys", "k3,later"], ["3"]),
     ],
 )
-def test_follow_start_positions(
-    shared_server: NatsServer, bucket: str, words: list[str], values: list[str]
-) -> None:
-    url = shared_server.url
+def test_follow_start_positions(url: str, bucket: str, words: list[str], values: list[str]) -> None:
     with following("--json", "--bucket", bucket, "--servers", url, *words) as peek:
         assert [value(peek) for _ in values] == values
         buckets.put_many(url, bucket, [("later", b"new")])
@@ -115,8 +111,8 @@ def test_follow_start_positions(
     assert not buckets.consumers(url, bucket)
 
 
-def test_stream_empty(shared_server: NatsServer) -> None:
-    url, name = shared_server.url, f"S{next(_serial)}"
+def test_stream_empty(url: str) -> None:
+    name = f"S{next(_serial)}"
     create_stream(url, name)
     with following("--json", "--subject", f"{name}.a", "--servers", url) as peek:
         wait_until(
@@ -127,9 +123,8 @@ def test_stream_empty(shared_server: NatsServer) -> None:
         assert value(peek) == "1"
 
 
-def test_pipe_closed_by_reader_while_idle(shared_server: NatsServer, bucket: str) -> None:
+def test_pipe_closed_by_reader_while_idle(url: str, bucket: str) -> None:
     """As with ``| head -1``: the command must not wait for a row to notice it."""
-    url = shared_server.url
     with following("-n", "1", "--json", "--bucket", bucket, "--servers", url) as peek:
         assert value(peek) == "11"
         wait_until(lambda: buckets.consumers(url, bucket), "the command waits for rows")
@@ -139,8 +134,7 @@ def test_pipe_closed_by_reader_while_idle(shared_server: NatsServer, bucket: str
     assert not buckets.consumers(url, bucket)
 
 
-def test_bucket_deleted(shared_server: NatsServer, bucket: str) -> None:
-    url = shared_server.url
+def test_bucket_deleted(url: str, bucket: str) -> None:
     with following("--bucket", bucket, "--servers", url, "-n", "1") as peek:
         wait_until(lambda: buckets.consumers(url, bucket), "the command has a consumer")
         buckets.delete_bucket(url, bucket)

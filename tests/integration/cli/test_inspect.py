@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from nats_stream_source.cli.main import main
-from nats_stream_source.embedded import NatsServer
 from nats_stream_source.rows.offsets import Offset
 from tests.support.nats import buckets
 from tests.support.nats.streams import create_stream
@@ -103,12 +102,10 @@ class Live:
 
 
 @pytest.fixture
-def live(
-    capsys: pytest.CaptureFixture[str], checkpoint: Checkpoint, shared_server: NatsServer
-) -> Live:
+def live(capsys: pytest.CaptureFixture[str], checkpoint: Checkpoint, url: str) -> Live:
     name = f"b{next(_serial)}"
-    buckets.create_bucket(shared_server.url, name, 5)
-    found = Live(checkpoint, shared_server.url, name, capsys)
+    buckets.create_bucket(url, name, 5)
+    found = Live(checkpoint, url, name, capsys)
     found.put(*((f"k{i}", b"v") for i in range(10)))
     return found
 

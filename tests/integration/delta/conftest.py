@@ -14,7 +14,6 @@ from pyspark.sql import DataFrame, SparkSession
 
 from nats_stream_source.delta import Engine, ReconcileResult, reconcile
 from nats_stream_source.delta import merge as merge_batch
-from nats_stream_source.embedded import NatsServer
 from tests.integration.delta.merge_model import (
     ENGINES,
     SCHEMA,
@@ -110,10 +109,10 @@ def merge_events(event_frame: EventFrame, table: Path, merge: Merge) -> Merge:
 
 
 @pytest.fixture
-def bucket(shared_server: NatsServer, request: pytest.FixtureRequest) -> Bucket:
+def bucket(url: str, request: pytest.FixtureRequest) -> Bucket:
     """Bucket named after the test, on the server of the module; its values can expire."""
     name = re.sub(r"\W", "_", request.node.name)
-    return Bucket(shared_server.url, name).create(allow_msg_ttl=True)
+    return Bucket(url, name).create(allow_msg_ttl=True)
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from nats_stream_source.delta import follow, merge_changes, reconcile
-from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ConfigurationError, KeyNotEncodableError
 from tests.integration.delta.merge_model import Bucket, live, stored
 from tests.support.delta import values
@@ -63,9 +62,9 @@ KEYS = ["user:1", "user:2.name", "Ω b", "/a/"]
 
 
 def test_table_follows_bucket_and_is_reconciled(
-    spark: SparkSession, shared_server: NatsServer, tmp_path: Path
+    spark: SparkSession, url: str, tmp_path: Path
 ) -> None:
-    url, table = shared_server.url, tmp_path / "table"
+    table = tmp_path / "table"
     frame = spark.createDataFrame([(key, key) for key in KEYS], "key STRING, value STRING")
     writer = frame.write.format("nats_kv").options(servers=url, bucket="people", **CODECS)
     writer.options(ifMissing="create", history="5").mode("append").save()

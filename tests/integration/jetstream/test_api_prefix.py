@@ -19,7 +19,6 @@ import pyarrow as pa
 import pytest
 
 from nats_stream_source.connection.connection import Connection, ConnectionSettings
-from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import (
     ConsumerLostError,
     JetStreamNotEnabledError,
@@ -286,9 +285,9 @@ async def test_inbox_prefix_not_imported_is_error() -> None:
 # Reply subjects with a domain
 
 
-async def test_reply_subjects_with_domain_and_account_hash(shared_server: NatsServer) -> None:
+async def test_reply_subjects_with_domain_and_account_hash(url: str) -> None:
     """``$JS.ACK.<domain>.<account hash>.<stream>…``: ordered reading takes the numbers from it."""
-    if server_version(shared_server.url) < (2, 14):
+    if server_version(url) < (2, 14):
         pytest.skip("servers before 2.14 send no such reply subjects")
     with contextlib.contextmanager(_in_domain)(_V2) as place:
         create_bucket(place.owner, "map", history=64)

@@ -17,7 +17,6 @@ from typing import Any
 import nats.errors
 import pytest
 
-from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import MinLastSequenceError, NatsSourceError
 from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.api import JetStream
@@ -286,9 +285,9 @@ async def test_mirror_behind_fails_read(domains: HubAndLeaf, mirrored: str) -> N
 
 
 @pytest.mark.parametrize("kind", ["range", "watch, min_last_revision"])
-async def test_sequence_in_future(shared_server: NatsServer, kind: str) -> None:
+async def test_sequence_in_future(url: str, kind: str) -> None:
     """Nothing is delivered until a publish reaches the sequence; then the read continues."""
-    url, name = shared_server.url, f"early{next(_serial)}"
+    name = f"early{next(_serial)}"
     create_bucket(url, name, history=5)
     put_entries(url, name, range(OLD))
     async with connected(url) as link:

@@ -182,9 +182,9 @@ def test_follow_counts_rows_merges_outages_and_data_losses(
 
 
 def test_contradicted_sequences_are_counted(
-    spark: SparkSession, shared_server: NatsServer, tmp_path: Path, of_test: Metrics
+    spark: SparkSession, url: str, tmp_path: Path, of_test: Metrics
 ) -> None:
-    bucket, table = Bucket(shared_server.url, "contradicted").create(), tmp_path / "table"
+    bucket, table = Bucket(url, "contradicted").create(), tmp_path / "table"
     bucket.write(("a", "PUT"), ("b", "PUT"), ("a", "PUT"))
     query = follow(
         changes(spark, bucket, includeHistory="true"),
@@ -216,13 +216,13 @@ CHANGES = ("inserted", "updated", "deleted")
 
 def test_lag_is_rows_and_bytes_behind_and_second_query_of_name_has_its_id(
     spark: SparkSession,
-    shared_server: NatsServer,
+    url: str,
     tmp_path: Path,
     of_test: Metrics,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, LOGGER)
-    bucket = Bucket(shared_server.url, "lagging").create()
+    bucket = Bucket(url, "lagging").create()
     bucket.write(*((f"k{number}", "PUT") for number in range(10)))
     go_on = threading.Event()
     of_test.watch(spark)
@@ -274,10 +274,10 @@ def test_lag_is_rows_and_bytes_behind_and_second_query_of_name_has_its_id(
 
 
 def test_query_whose_end_no_listener_receives_is_not_active(
-    spark: SparkSession, shared_server: NatsServer, of_test: Metrics
+    spark: SparkSession, url: str, of_test: Metrics
 ) -> None:
     """As after a stream thread that dies before it reports its end."""
-    bucket = Bucket(shared_server.url, "unreported").create()
+    bucket = Bucket(url, "unreported").create()
     bucket.write(("a", "PUT"))
     listener = of_test.watch(spark)
     writer = changes(spark, bucket).writeStream.format("noop").queryName("unreported")
@@ -314,10 +314,10 @@ def test_rebuild_on_executor_is_counted_by_reason(
 
 
 def test_sink_counts_rows_acknowledgements_and_conflicts(
-    spark: SparkSession, shared_server: NatsServer, tmp_path: Path, of_test: Metrics
+    spark: SparkSession, url: str, tmp_path: Path, of_test: Metrics
 ) -> None:
-    source = Bucket(shared_server.url, "sink_source").create()
-    target = Bucket(shared_server.url, "sink_target").create()
+    source = Bucket(url, "sink_source").create()
+    target = Bucket(url, "sink_target").create()
     source.write(*((f"k{number}", "PUT") for number in range(5)))
     target.write(("k1", "PUT"))
     of_test.watch(spark)
@@ -340,13 +340,13 @@ def test_sink_counts_rows_acknowledgements_and_conflicts(
 
 def test_endpoint_that_cannot_listen_and_failing_recorder_leave_query_unharmed(
     spark: SparkSession,
-    shared_server: NatsServer,
+    url: str,
     tmp_path: Path,
     of_test: Metrics,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    bucket, table = Bucket(shared_server.url, "unharmed").create(), tmp_path / "fleet"
+    bucket, table = Bucket(url, "unharmed").create(), tmp_path / "fleet"
     bucket.write(("a", "PUT"))
 
     def fail(*arguments: object) -> None:

@@ -23,7 +23,6 @@ import nats_stream_source
 from examples.deploy import follow_bucket
 from nats_stream_source.cli import follow
 from nats_stream_source.cli.options import connection
-from nats_stream_source.embedded import NatsServer
 from nats_stream_source.metrics.table import METRICS, PREFIX
 from tests.integration.delta.merge_model import stored
 from tests.support.nats.buckets import create_bucket, delete, put_many
@@ -203,15 +202,13 @@ def test_versions_and_users_agree() -> None:
 
 
 @pytest.mark.delta
-def test_follow_program_follows(
-    spark: SparkSession, shared_server: NatsServer, tmp_path: Path
-) -> None:
-    create_bucket(shared_server.url, "fleet")
-    put_many(shared_server.url, "fleet", [("plane.1", b"EWR"), ("plane.2", b"JFK")])
+def test_follow_program_follows(spark: SparkSession, url: str, tmp_path: Path) -> None:
+    create_bucket(url, "fleet")
+    put_many(url, "fleet", [("plane.1", b"EWR"), ("plane.2", b"JFK")])
     arguments = ["fleet", str(tmp_path / "table"), str(tmp_path / "checkpoint"), "--once"]
-    environment = {"NATS_URL": shared_server.url}
+    environment = {"NATS_URL": url}
     follow_bucket.main([*arguments, "--option", "keys=plane.>"], environment)
-    delete(shared_server.url, "fleet", "plane.1")
+    delete(url, "fleet", "plane.1")
     follow_bucket.main([*arguments, "--option", "keys=plane.>"], environment)
     assert [row["key"] for row in stored(tmp_path / "table")] == ["plane.2"]
 

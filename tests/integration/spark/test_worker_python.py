@@ -14,7 +14,6 @@ from pyspark.sql import SparkSession
 
 from nats_stream_source import __version__, register
 from nats_stream_source.connection.connection import ConnectionSettings
-from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import WorkerPythonError
 from nats_stream_source.spark.runner import Runner, cached_runner, close_cached_runners
 from nats_stream_source.spark.worker_check import start_failure, verify
@@ -145,8 +144,8 @@ def test_iterate_closes_what_it_iterates() -> None:
     runner.close()  # again is nothing
 
 
-def test_runner_is_kept_for_each_setting(shared_server: NatsServer) -> None:
-    here = ConnectionSettings(servers=(shared_server.url,))
+def test_runner_is_kept_for_each_setting(url: str) -> None:
+    here = ConnectionSettings(servers=(url,))
     runner = cached_runner(here)
     assert cached_runner(here) is runner
     assert cached_runner(NOWHERE) is not runner

@@ -108,20 +108,20 @@ def test_error_of_other_origin_loses_secrets() -> None:
     assert text == "*** and *** and *** at ***"
 
 
-async def test_jetstream_missing_behind_prefix(shared_server: NatsServer) -> None:
+async def test_jetstream_missing_behind_prefix(url: str) -> None:
     with pytest.raises(JetStreamNotEnabledError, match="'domain' or 'api_prefix'"):
-        await info_of(shared_server.url, api_prefix="$JS.elsewhere.API")
+        await info_of(url, api_prefix="$JS.elsewhere.API")
 
 
-async def test_stream_missing(shared_server: NatsServer) -> None:
+async def test_stream_missing(url: str) -> None:
     with pytest.raises(StreamNotFoundError) as caught:
-        await info_of(shared_server.url)
+        await info_of(url)
     assert (caught.value.code, caught.value.err_code) == (404, 10059)
 
 
-async def test_name_invalid_in_subject(shared_server: NatsServer) -> None:
+async def test_name_invalid_in_subject(url: str) -> None:
     with pytest.raises(InvalidNameError, match=r"'\$JS\.API\.STREAM\.INFO\.a b'"):
-        await info_of(shared_server.url, "a b")
+        await info_of(url, "a b")
 
 
 async def test_server_stops_responding(nats_server: NatsServer) -> None:
@@ -151,16 +151,16 @@ async def test_close_of_dead_connection_raises_nothing(nats_server: NatsServer) 
         await JetStream(connection).stream_info("none")
 
 
-async def test_inbox_of_invalid_subject(shared_server: NatsServer) -> None:
+async def test_inbox_of_invalid_subject(url: str) -> None:
     with pytest.raises(InvalidNameError, match=r"'inbox_prefix' is 'a\.\.b', expected a subject"):
-        await Connection.open(settings(shared_server.url, inbox_prefix="a..b"))
-    async with await Connection.open(settings(shared_server.url)) as connection:
+        await Connection.open(settings(url, inbox_prefix="a..b"))
+    async with await Connection.open(settings(url)) as connection:
         with pytest.raises(InvalidNameError, match=r"subscribe to 'a\.\.b': expected tokens"):
             await connection.open_inbox("a..b")
 
 
-async def test_websockets_and_others_do_not_mix(shared_server: NatsServer) -> None:
-    both = ConnectionSettings(servers=(shared_server.url, "ws://127.0.0.1:1"))
+async def test_websockets_and_others_do_not_mix(url: str) -> None:
+    both = ConnectionSettings(servers=(url, "ws://127.0.0.1:1"))
     with pytest.raises(ConfigurationError, match="do not mix"):
         await Connection.open(both)
 
@@ -195,9 +195,9 @@ async def test_kept_connection_survives_restart(
 
 
 @pytest.mark.parametrize("steps", range(0, 60, 3))
-async def test_connection_closed_during_reconnect(shared_server: NatsServer, steps: int) -> None:
+async def test_connection_closed_during_reconnect(url: str, steps: int) -> None:
     """At any step of the reconnect: no task continues, no socket is left open."""
-    connection = await Connection.open(settings(shared_server.url))
+    connection = await Connection.open(settings(url))
     connection.reconnect()
     for _ in range(steps):
         await asyncio.sleep(0)
@@ -208,10 +208,10 @@ async def test_connection_closed_during_reconnect(shared_server: NatsServer, ste
 
 
 async def test_connection_closed_while_reconnect_ignores_cancellation(
-    shared_server: NatsServer,
+    url: str,
 ) -> None:
     """As with ``wait_for`` up to Python 3.11: the reconnect continues, and opens a socket."""
-    connection = await Connection.open(settings(shared_server.url))
+    connection = await Connection.open(settings(url))
     client, vain, begun = connection.client, 0, asyncio.Event()
     connect = client._connect_to_server
 
@@ -272,11 +272,11 @@ async def test_greeting_after_deadline(turns: int) -> None:
     assert greeted == 1
 
 
-async def test_close_cancelled(shared_server: NatsServer) -> None:
+async def test_close_cancelled(url: str) -> None:
     """The connection closes nevertheless, and the cancelled task is cancelled."""
     tried = forgotten = 0
     for turns in range(1, 60):
-        settings = ConnectionSettings(servers=(shared_server.url,), connect_timeout=20.0)
+        settings = ConnectionSettings(servers=(url,), connect_timeout=20.0)
         connection = await Connection.open(settings)
         if turns % 2:
             connection.reconnect()

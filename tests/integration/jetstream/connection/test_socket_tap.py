@@ -114,7 +114,7 @@ async def test_stream_end_before_first_bytes_is_noticed() -> None:
     await server.wait_closed()
 
 
-async def test_tapped_and_ordinary_subscriptions_side_by_side(shared_server: NatsServer) -> None:
+async def test_tapped_and_ordinary_subscriptions_side_by_side(url: str) -> None:
     """Interleaved messages, payloads that look like frames, and frames larger than a read."""
     payloads = [b"x" * (i * 37 % 5000) + b"\r\nMSG tapped 1 3\r\nabc\r\n" for i in range(400)]
     payloads[7] = b"y" * 900_000
@@ -125,7 +125,7 @@ async def test_tapped_and_ordinary_subscriptions_side_by_side(shared_server: Nat
     async def on_message(message: Msg) -> None:
         plain.append(message.data)
 
-    async with connected(tapped_client(), shared_server.url) as client:
+    async with connected(tapped_client(), url) as client:
         inbox = await open_inbox(client, "tapped")
         await client.subscribe("plain", cb=on_message)
         for index, payload in enumerate(payloads):
@@ -146,12 +146,12 @@ async def test_tapped_and_ordinary_subscriptions_side_by_side(shared_server: Nat
     assert [frames.payload(i) for frames in tapped for i in range(len(frames))] == payloads
 
 
-async def test_inbox_closed_under_load_leaves_other_frames_whole(shared_server: NatsServer) -> None:
+async def test_inbox_closed_under_load_leaves_other_frames_whole(url: str) -> None:
     """A frame that is cut by the read's end must not reach nats-py's parser in two halves."""
     answers = []
     async with (
-        connected(tapped_client(), shared_server.url) as client,
-        connected(Client(), shared_server.url) as writer,
+        connected(tapped_client(), url) as client,
+        connected(Client(), url) as writer,
     ):
         await writer.subscribe("echo", cb=echo)
         await flushed(writer)
@@ -200,33 +200,31 @@ def reads_of(client: Client) -> object:
     return client._transport._io_reader  # type: ignore[attr-defined]
 
 
-async def test_tap_reads_past_stream_reader(shared_server: NatsServer) -> None:
-    async with connected(tapped_client(), shared_server.url) as client:
+async def test_tap_reads_past_stream_reader(url: str) -> None:
+    async with connected(tapped_client(), url) as client:
         await client.flush()
         assert isinstance(reads_of(client), _BufferedReader)
         await flood(client)
 
 
 async def test_unknown_transport_uses_stream_reader(
-    shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+    url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Websocket and other versions of nats-py use this path: slower, with the same result."""
     monkeypatch.setattr(socket_tap, "TcpTransport", type("Another", (), {}))
 
-    async with connected(tapped_client(), shared_server.url) as client:
+    async with connected(tapped_client(), url) as client:
         await flood(client)
         assert isinstance(reads_of(client), asyncio.StreamReader)
 
 
-async def test_slow_read_loop_makes_server_wait(
-    shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_slow_read_loop_makes_server_wait(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket_tap, "_MAX_UNREAD", 100_000)
     paused: list[int] = []
 
     async with (
-        connected(tapped_client(), shared_server.url) as client,
-        connected(Client(), shared_server.url) as writer,
+        connected(tapped_client(), url) as client,
+        connected(Client(), url) as writer,
     ):
         inbox = await open_inbox(client, "behind")
         await flushed(client)
@@ -284,9 +282,9 @@ async def test_tls_tap_reads_past_stream_reader(
 
 
 async def test_few_frames_that_wait_do_not_keep_what_came_with_them(
-    shared_server: NatsServer,
+    url: str,
 ) -> None:
-    async with connected(tapped_client(), shared_server.url) as client:
+    async with connected(tapped_client(), url) as client:
         slow = await open_inbox(client, "slow")
         await client.publish("slow", b"first")
         await flushed(client)
@@ -438,8 +436,8 @@ async def test_bulk_inbox_receives_all(
         assert pauses.call_count >= 1
 
 
-async def test_frames_follow_buffer_of_client(shared_server: NatsServer) -> None:
-    async with connect(shared_server.url) as jetstream:
+async def test_frames_follow_buffer_of_client(url: str) -> None:
+    async with connect(url) as jetstream:
         connection = jetstream.connection
         client = connection.client
         received = await client.subscribe("a")

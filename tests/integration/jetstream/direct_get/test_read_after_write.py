@@ -82,11 +82,8 @@ async def _found(read: Read, get: DirectGet, timeout: float) -> list[int]:
 
 @pytest.mark.parametrize("allow_direct", [True, False], ids=["direct", "leader"])
 @pytest.mark.parametrize("name", READS)
-async def test_sequence_too_high_until_written(
-    shared_server: NatsServer, name: str, allow_direct: bool
-) -> None:
+async def test_sequence_too_high_until_written(url: str, name: str, allow_direct: bool) -> None:
     """ADR-53, "Note about testing": the error; then the publish, and the read succeeds."""
-    url = shared_server.url
     if name in ("batch", "last_for"):
         skip_before(url, 11)
     read, expected = READS[name]
@@ -104,10 +101,10 @@ async def test_sequence_too_high_until_written(
         assert await waiting == expected
 
 
-async def test_missing_message_is_reported_after_sequence(shared_server: NatsServer) -> None:
-    make(shared_server.url, "GONE")
+async def test_missing_message_is_reported_after_sequence(url: str) -> None:
+    make(url, "GONE")
 
-    async with direct_get(shared_server.url, "GONE") as get:
+    async with direct_get(url, "GONE") as get:
         with pytest.raises(MessageNotFoundError):
             await get.last("GONE.x", min_last_seq=3)
         with pytest.raises(MinLastSequenceError):
@@ -131,18 +128,18 @@ async def test_wait_for_last_seq_fails_without_stream_or_response(nats_server: N
         assert (await wait_for_last_seq(jetstream, "DEAF", 3)).last_seq == 3
 
 
-async def test_min_last_seq_is_ignored_by_released_servers(shared_server: NatsServer) -> None:
+async def test_min_last_seq_is_ignored_by_released_servers(url: str) -> None:
     """Direct Get ignores it, message get ignores or refuses it: this is why it is not relied on."""
-    make(shared_server.url, "FIELD")
+    make(url, "FIELD")
 
-    async with direct_get(shared_server.url, "FIELD") as get:
+    async with direct_get(url, "FIELD") as get:
         connection = get.jetstream.connection
         reply = await send_request(
             connection, "DIRECT.GET.FIELD", {"seq": 1, "min_last_seq": 1 << 62}
         )
         assert reply.page.stream_seq.tolist() == [1]
         message = get.jetstream.message("FIELD", seq=1, min_last_seq=1 << 62)
-        if server_version(shared_server.url) < (2, 12):
+        if server_version(url) < (2, 12):
             assert await message
         else:
             with pytest.raises(ApiError, match="10025"):
@@ -229,13 +226,13 @@ def leader_requests(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 @pytest.mark.parametrize("way", ["pages", "cut pages", "leader"])
 async def test_subjects_of_several_requests(
-    shared_server: NatsServer,
+    url: str,
     monkeypatch: pytest.MonkeyPatch,
     leader_requests: Counter[str],
     way: str,
 ) -> None:
     """Each half of the keys exists; three are markers."""
-    url, name = shared_server.url, f"many{way[:3]}"
+    name = f"many{way[:3]}"
     create_bucket(url, name, history=2, allow_direct=way != "leader")
     prefix = f"$KV.{name}."
     put_many(url, name, ((f"k{i}", b"old") for i in range(0, 2500, 2)))
@@ -263,10 +260,7 @@ async def test_subjects_of_several_requests(
         assert (leader_requests[f"KV_{name}"] > 0) == (way == "leader")
 
 
-async def test_missing_subjects_cost_few_requests(
-    shared_server: NatsServer, leader_requests: Counter[str]
-) -> None:
-    url = shared_server.url
+async def test_missing_subjects_cost_few_requests(url: str, leader_requests: Counter[str]) -> None:
     create_bucket(url, "empty")
     create_bucket(url, "one")
     put_many(url, "one", [("k", b"v")])
@@ -279,10 +273,7 @@ async def test_missing_subjects_cost_few_requests(
         assert leader_requests.total() == 2  # one for each 404
 
 
-async def test_replies_behind_leader_do_not_count(
-    shared_server: NatsServer, leader_requests: Counter[str]
-) -> None:
-    url = shared_server.url
+async def test_replies_behind_leader_do_not_count(url: str, leader_requests: Counter[str]) -> None:
     create_bucket(url, "lags")
     put_many(url, "lags", [("k", b"v")])
     async with direct_get(url, "KV_lags") as get:
@@ -294,9 +285,8 @@ async def test_replies_behind_leader_do_not_count(
     assert leader_requests["KV_lags"] == 2
 
 
-async def test_long_subjects(shared_server: NatsServer) -> None:
+async def test_long_subjects(url: str) -> None:
     """A request does not exceed the payload that a server accepts."""
-    url = shared_server.url
     create_bucket(url, "long")
     keys = [f"{i:04}" + "x" * 2000 for i in range(1200)]
     put_many(url, "long", ((key, b"v") for key in keys))

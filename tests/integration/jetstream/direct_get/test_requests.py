@@ -41,11 +41,11 @@ pytestmark = pytest.mark.servers
 
 
 @pytest.mark.parametrize("allow_direct", [True, False], ids=["direct", "leader"])
-async def test_message_missing(shared_server: NatsServer, allow_direct: bool) -> None:
+async def test_message_missing(url: str, allow_direct: bool) -> None:
     name = f"NONE{allow_direct}"
-    make(shared_server.url, name, allow_direct=allow_direct)
+    make(url, name, allow_direct=allow_direct)
 
-    async with direct_get(shared_server.url, name) as get:
+    async with direct_get(url, name) as get:
         for missing in (
             lambda: get.get(11),
             lambda: get.last(f"{name}.9"),
@@ -61,16 +61,16 @@ async def test_message_missing(shared_server: NatsServer, allow_direct: bool) ->
                 await bad()
 
 
-async def test_stream_missing(shared_server: NatsServer) -> None:
-    async with direct_get(shared_server.url, "NOWHERE") as get:
+async def test_stream_missing(url: str) -> None:
+    async with direct_get(url, "NOWHERE") as get:
         for call in (get.get(1), get.last("x"), seqs(get.batch()), seqs(get.last_for(["x"]))):
             with pytest.raises(StreamNotFoundError):
                 await call
 
 
 @pytest.mark.parametrize("allow_direct", [True, False], ids=["direct", "leader"])
-async def test_message_from_time(shared_server: NatsServer, allow_direct: bool) -> None:
-    url, name = shared_server.url, f"TIME{allow_direct}"
+async def test_message_from_time(url: str, allow_direct: bool) -> None:
+    name = f"TIME{allow_direct}"
     make(url, name, allow_direct=allow_direct)
 
     async with direct_get(url, name) as get:
@@ -164,9 +164,8 @@ async def test_subject_appended_form_for_restricted_user() -> None:
                 await get.last("OFF.1")
 
 
-async def test_requests_that_cannot_be(shared_server: NatsServer) -> None:
+async def test_requests_that_cannot_be(url: str) -> None:
     """408, as the server reports it: for a body in the subject-appended form and other nonsense."""
-    url = shared_server.url
     make(url, "BAD")
 
     async with direct_get(url, "BAD") as get:
@@ -180,10 +179,10 @@ async def test_requests_that_cannot_be(shared_server: NatsServer) -> None:
             assert (await send_request(connection, subject, body)).code == 408
 
 
-async def test_arguments_are_refused_when_called(shared_server: NatsServer) -> None:
+async def test_arguments_are_refused_when_called(url: str) -> None:
     """No request is sent: a server would report no match, or name another field."""
-    make(shared_server.url, "ARGS", 1)
-    async with direct_get(shared_server.url, "ARGS") as get:
+    make(url, "ARGS", 1)
+    async with direct_get(url, "ARGS") as get:
         untyped: Any = get
         for subject in ("a b", "a.>.b", "a*", "a..b", "", ".a", None, 5, b"a"):
             for one in (untyped.last, untyped.next):
@@ -231,9 +230,8 @@ async def test_arguments_are_refused_when_called(shared_server: NatsServer) -> N
                 DirectGet(get.jetstream, stream)
 
 
-async def test_allow_direct_is_off_unless_requested(shared_server: NatsServer) -> None:
+async def test_allow_direct_is_off_unless_requested(url: str) -> None:
     """No released server sets it because of ``max_msgs_per_subject``; where off, 503 at once."""
-    url = shared_server.url
     for name, more in (("ASKED", {"allow_direct": True}), ("UNASKED", {})):
         config = create_stream(url, name, max_msgs_per_subject=1, **more)["config"]
         assert bool(config.get("allow_direct")) == bool(more)

@@ -38,17 +38,17 @@ from tests.support.nats.buckets import (
     with_client,
 )
 from tests.support.nats.streams import create_stream
-from tests.support.nats.topology import hub_and_leaf, wait_for_seq
+from tests.support.nats.topology import hub_and_leaf, make_mirror
 from tests.support.wait import wait_until_async
 
 pytestmark = pytest.mark.servers
 
 
-async def test_server_configuration_equals_document(shared_server: NatsServer) -> None:
+async def test_server_configuration_equals_document(url: str) -> None:
     """The document's example, as the server has stored it, without this package's own names."""
-    async with new_bucket(shared_server.url, KeyValueConfig("CONFIGURATION", history=5)) as kv:
+    async with new_bucket(url, KeyValueConfig("CONFIGURATION", history=5)) as kv:
         await kv.put("auth.username", b"bob")
-        info = api(shared_server.url, "STREAM.INFO.KV_CONFIGURATION")
+        info = api(url, "STREAM.INFO.KV_CONFIGURATION")
         assert (await kv.status()).stream_info["config"] == info["config"]
     config = info["config"]
     assert config["subjects"] == ["$KV.CONFIGURATION.>"]
@@ -60,13 +60,13 @@ async def test_server_configuration_equals_document(shared_server: NatsServer) -
     assert (config["max_msgs"], config["max_bytes"], config["max_msg_size"]) == (-1, -1, -1)
     assert info["state"]["messages"] == 1
     # A server refuses a duplicate window longer than max_age.
-    async with new_bucket(shared_server.url, KeyValueConfig("brief", ttl=60)) as kv:
+    async with new_bucket(url, KeyValueConfig("brief", ttl=60)) as kv:
         config = (await kv.status()).stream_info["config"]
         assert config["duplicate_window"] == config["max_age"] == 60_000_000_000
 
 
-async def test_deleted_bucket_is_named_by_every_read(shared_server: NatsServer) -> None:
-    async with new_bucket(shared_server.url, KeyValueConfig("dropped", history=5)) as kv:
+async def test_deleted_bucket_is_named_by_every_read(url: str) -> None:
+    async with new_bucket(url, KeyValueConfig("dropped", history=5)) as kv:
         await kv.put("a", b"1")
         await KeyValue.delete_bucket(kv.jetstream, "dropped")
         for read in (
@@ -102,13 +102,13 @@ PROPERTIES = [
 
 
 @pytest.mark.parametrize("config", PROPERTIES)
-async def test_properties_on_server(shared_server: NatsServer, config: KeyValueConfig) -> None:
-    async with new_bucket(shared_server.url, config) as kv:
+async def test_properties_on_server(url: str, config: KeyValueConfig) -> None:
+    async with new_bucket(url, config) as kv:
         assert (await kv.status()).config == config
 
 
-async def test_create_twice_open_update_delete(shared_server: NatsServer) -> None:
-    async with connect(shared_server.url) as js:
+async def test_create_twice_open_update_delete(url: str) -> None:
+    async with connect(url) as js:
         config = KeyValueConfig("life", history=2)
         with pytest.raises(BucketNotFoundError, match="'life' does not exist"):
             await KeyValue.open(js, "life")
@@ -129,8 +129,8 @@ async def test_create_twice_open_update_delete(shared_server: NatsServer) -> Non
             await opened.put("a", b"2")
 
 
-async def test_update_resets_omitted_settings(shared_server: NatsServer) -> None:
-    new = server_version(shared_server.url) >= (2, 11)
+async def test_update_resets_omitted_settings(url: str) -> None:
+    new = server_version(url) >= (2, 11)
     full = KeyValueConfig(
         "less",
         compression=True,
@@ -140,17 +140,17 @@ async def test_update_resets_omitted_settings(shared_server: NatsServer) -> None
         limit_marker_ttl=2 if new else None,
     )
 
-    async with new_bucket(shared_server.url, full) as kv:
+    async with new_bucket(url, full) as kv:
         assert (await kv.status()).config.stream_config() == full.stream_config()
         less = KeyValueConfig("less", history=3)
         await KeyValue.update_bucket(kv.jetstream, less)
         assert (await kv.status()).config == less
 
 
-async def test_bucket_name_invalid(shared_server: NatsServer) -> None:
-    create_stream(shared_server.url, "KV_x1", "x1.>")
+async def test_bucket_name_invalid(url: str) -> None:
+    create_stream(url, "KV_x1", "x1.>")
 
-    async with connect(shared_server.url) as js:
+    async with connect(url) as js:
         with pytest.raises(UnsupportedStreamError, match="is not a bucket"):
             await KeyValue.open(js, "x1")
         with pytest.raises(InvalidNameError):
@@ -159,9 +159,9 @@ async def test_bucket_name_invalid(shared_server: NatsServer) -> None:
             await KeyValue.delete_bucket(js, "*")
 
 
-async def test_republish(shared_server: NatsServer) -> None:
+async def test_republish(url: str) -> None:
     config = KeyValueConfig("republish", republish=Republish("$KV.republish.>", "said.>"))
-    async with new_bucket(shared_server.url, config) as kv:
+    async with new_bucket(url, config) as kv:
         heard = asyncio.get_running_loop().create_future()
 
         async def hear(message: Any) -> None:
@@ -174,8 +174,8 @@ async def test_republish(shared_server: NatsServer) -> None:
         assert await asyncio.wait_for(heard, 60) == ("said.a.b", b"1", str(revision))
 
 
-async def test_mirror_reads_and_writes_upstream_bucket(shared_server: NatsServer) -> None:
-    async with new_bucket(shared_server.url, KeyValueConfig("main", history=3)) as main:
+async def test_mirror_reads_and_writes_upstream_bucket(url: str) -> None:
+    async with new_bucket(url, KeyValueConfig("main", history=3)) as main:
         mirror = await KeyValue.create_bucket(
             main.jetstream, KeyValueConfig("copy", history=3, mirror=ExternalSource("main"))
         )
@@ -200,8 +200,8 @@ async def test_mirror_reads_and_writes_upstream_bucket(shared_server: NatsServer
         assert (await read_only.status()).values == 4
 
 
-async def test_sources(shared_server: NatsServer) -> None:
-    async with connect(shared_server.url) as js:
+async def test_sources(url: str) -> None:
+    async with connect(url) as js:
         for name in ("one", "two"):
             kv = await KeyValue.create_bucket(js, KeyValueConfig(name))
             await kv.put(f"from.{name}", name.encode())
@@ -272,9 +272,7 @@ async def test_mirror_of_mirror_has_entries_of_first_bucket(nats_server: NatsSer
     create_bucket(url, "a", 5)
     put_many(url, "a", [("x", b"1"), ("y", b"2")])
     for name, origin in (("b", "a"), ("c", "b")):
-        mirror = {"name": f"KV_{name}", "mirror": {"name": f"KV_{origin}"}}
-        api(url, f"STREAM.CREATE.KV_{name}", {**mirror, "max_msgs_per_subject": 5})
-        wait_for_seq(url, f"KV_{name}", 2)
+        make_mirror(url, f"KV_{name}", f"KV_{origin}", max_msgs_per_subject=5)
     async with connect(url) as js:
         kv = await KeyValue.open(js, "c")
         assert sorted(await kv.keys()) == ["x", "y"]
@@ -293,8 +291,8 @@ async def write_entries(bucket: KeyValue | TheirBucket) -> None:
     await bucket.purge("d")
 
 
-async def test_nats_py_reads_what_this_package_writes(shared_server: NatsServer) -> None:
-    async with new_bucket(shared_server.url, KeyValueConfig("ours", history=5)) as kv:
+async def test_nats_py_reads_what_this_package_writes(url: str) -> None:
+    async with new_bucket(url, KeyValueConfig("ours", history=5)) as kv:
         await write_entries(kv)
 
     async def read(client: Client) -> None:
@@ -310,7 +308,7 @@ async def test_nats_py_reads_what_this_package_writes(shared_server: NatsServer)
         status = await theirs.status()
         assert (status.bucket, status.history, status.values) == ("ours", 5, 5)
 
-    with_client(shared_server.url, read)
+    with_client(url, read)
 
 
 async def watched(bucket: TheirBucket) -> list[tuple[str, object]]:
@@ -323,12 +321,12 @@ async def watched(bucket: TheirBucket) -> list[tuple[str, object]]:
     return found
 
 
-async def test_entries_of_nats_py_are_read(shared_server: NatsServer) -> None:
+async def test_entries_of_nats_py_are_read(url: str) -> None:
     async def write(client: Client) -> None:
         await write_entries(await client.jetstream().create_key_value(bucket="theirs", history=5))
 
-    with_client(shared_server.url, write)
-    async with connect(shared_server.url) as js:
+    with_client(url, write)
+    async with connect(url) as js:
         kv = await KeyValue.open(js, "theirs")
         entry = await kv.get("a.b")
         assert (entry.value, entry.revision, entry.operation) == (b"2", 2, "PUT")

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import (
     ConfigurationError,
     InvalidNameError,
@@ -31,9 +30,9 @@ BASE64: Codecs = {"key_codec": "base64", "value_codec": "base64"}
 PATH: Codecs = {"key_codec": "path,base64"}
 
 
-async def test_calls_take_and_return_decoded_entries(shared_server: NatsServer) -> None:
+async def test_calls_take_and_return_decoded_entries(url: str) -> None:
     config = KeyValueConfig("decoded", history=5)
-    async with connect(shared_server.url) as js:
+    async with connect(url) as js:
         kv = await KeyValue.create_bucket(js, config, **BASE64)
         raw = await KeyValue.open(js, "decoded")
         assert await kv.put("user:1.name", b"Ann") == 1
@@ -71,8 +70,8 @@ async def test_calls_take_and_return_decoded_entries(shared_server: NatsServer) 
         assert (await updated.get("user:1.name")).value == b"new"
 
 
-async def test_keys_of_paths(shared_server: NatsServer) -> None:
-    async with connect(shared_server.url) as js:
+async def test_keys_of_paths(url: str) -> None:
+    async with connect(url) as js:
         kv = await KeyValue.create_bucket(js, KeyValueConfig("paths"), **PATH)
         for key in ("/", "/etc/host name", "/etc/hosts/a", "etc/b"):
             await kv.put(key, key.encode())
@@ -90,8 +89,8 @@ async def test_keys_of_paths(shared_server: NatsServer) -> None:
             await kv.put("_kv/a", b"")
 
 
-async def test_watch_of_decoded_entries(shared_server: NatsServer) -> None:
-    async with connect(shared_server.url) as js:
+async def test_watch_of_decoded_entries(url: str) -> None:
+    async with connect(url) as js:
         kv = await KeyValue.create_bucket(js, KeyValueConfig("watched", history=3), **BASE64)
         for value in (b"1", b"2"):
             await kv.put("a b.c", value)
@@ -108,9 +107,8 @@ async def test_watch_of_decoded_entries(shared_server: NatsServer) -> None:
 
 
 async def test_undecodable_entries_fail_or_are_skipped(
-    shared_server: NatsServer, caplog: pytest.LogCaptureFixture
+    url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    url = shared_server.url
     create_bucket(url, "mixed", 3)
     for key, value in (("YQ", b"MQ"), ("plain", b"Mg"), ("Yg", b"?"), ("Yg", b"Mw")):
         put(url, "mixed", key, value)
@@ -163,9 +161,9 @@ def chosen(key_codec: str, value_codec: str) -> Codecs:
 
 @with_codecs
 async def test_entries_of_peer_are_read(
-    shared_server: NatsServer, peer: Peer, key_codec: str, value_codec: str
+    url: str, peer: Peer, key_codec: str, value_codec: str
 ) -> None:
-    url, bucket = shared_server.url, bucket_name("theirs", key_codec, value_codec)
+    bucket = bucket_name("theirs", key_codec, value_codec)
     expected = written_keys(chain_of(key_codec))
     assert len(expected) > 4
     create_bucket(url, bucket, 3)
@@ -185,10 +183,8 @@ async def test_entries_of_peer_are_read(
 
 
 @with_codecs
-async def test_peer_reads_entries(
-    shared_server: NatsServer, peer: Peer, key_codec: str, value_codec: str
-) -> None:
-    url, bucket = shared_server.url, bucket_name("ours", key_codec, value_codec)
+async def test_peer_reads_entries(url: str, peer: Peer, key_codec: str, value_codec: str) -> None:
+    bucket = bucket_name("ours", key_codec, value_codec)
     expected = written_keys(chain_of(key_codec))
     async with connect(url) as js:
         config = KeyValueConfig(bucket, history=3)

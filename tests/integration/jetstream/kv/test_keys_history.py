@@ -35,10 +35,8 @@ pytestmark = pytest.mark.servers
 
 
 @pytest.mark.parametrize("history", [1, 3])
-async def test_keys(shared_server: NatsServer, history: int) -> None:
-    async with new_bucket(
-        shared_server.url, KeyValueConfig(f"keys{history}", history=history)
-    ) as kv:
+async def test_keys(url: str, history: int) -> None:
+    async with new_bucket(url, KeyValueConfig(f"keys{history}", history=history)) as kv:
         for key in ("a.x", "a.y", "b.x", "b.y.z", "c"):
             await kv.put(key, b"1")
             await kv.put(key, b"2")
@@ -148,7 +146,7 @@ async def test_consumers_of_history_keys_and_watches(shared_server: NatsServer) 
 
 
 async def test_history_of_key_that_is_overwritten_while_it_is_read(
-    shared_server: NatsServer,
+    url: str,
 ) -> None:
     """The revision is removed before the read: the key is returned with its latest revision."""
     overwritten: list[int] = []
@@ -158,7 +156,7 @@ async def test_history_of_key_that_is_overwritten_while_it_is_read(
             overwritten.append(await self.put("a", b"new"))
             return await super()._entries(reader)
 
-    async with new_bucket(shared_server.url, KeyValueConfig("over")) as kv:
+    async with new_bucket(url, KeyValueConfig("over")) as kv:
         await kv.put("a", b"old")
         entries = await Overwritten(kv.jetstream, kv.bucket).history("a")
         assert len(overwritten) == 1
@@ -211,8 +209,8 @@ async def test_messages_of_removed_subject_are_left_out(
     assert "messages of other subjects are left out" in caplog.text
 
 
-async def test_purge_deletes(shared_server: NatsServer) -> None:
-    async with new_bucket(shared_server.url, KeyValueConfig("tidy", history=5)) as kv:
+async def test_purge_deletes(url: str) -> None:
+    async with new_bucket(url, KeyValueConfig("tidy", history=5)) as kv:
         for key in ("gone", "back", "live"):
             await kv.put(key, b"1")
             await kv.put(key, b"2")
@@ -252,9 +250,8 @@ async def test_purge_deletes_spares_key_that_is_written_meanwhile(nats_server: N
     assert written == [3]
 
 
-async def test_marker_on_wildcard_does_not_purge_bucket(shared_server: NatsServer) -> None:
+async def test_marker_on_wildcard_does_not_purge_bucket(url: str) -> None:
     """Servers store what is published to a wildcard; in a request its name is a filter."""
-    url = shared_server.url
     deleted = {"KV-Operation": "DEL"}
 
     async with new_bucket(url, KeyValueConfig("wild", history=3)) as kv:
@@ -269,7 +266,7 @@ async def test_marker_on_wildcard_does_not_purge_bucket(shared_server: NatsServe
         assert (await kv.get("b.c")).value == b"1"
 
 
-async def test_purge_failure_stops_remaining_purges(shared_server: NatsServer) -> None:
+async def test_purge_failure_stops_remaining_purges(url: str) -> None:
     purged = 0
 
     class Failing(JetStream):
@@ -281,7 +278,7 @@ async def test_purge_failure_stops_remaining_purges(shared_server: NatsServer) -
                     raise ApiError("no", 400, 1)
             return await super().call(subject, request)
 
-    async with new_bucket(shared_server.url, KeyValueConfig("purges")) as kv:
+    async with new_bucket(url, KeyValueConfig("purges")) as kv:
         for i in range(600):
             await kv.delete(f"k{i}")
         kv.jetstream = Failing(kv.jetstream.connection)
@@ -292,8 +289,8 @@ async def test_purge_failure_stops_remaining_purges(shared_server: NatsServer) -
         assert 3 <= purged < 600
 
 
-async def test_ttl_of_bucket(shared_server: NatsServer) -> None:
-    async with new_bucket(shared_server.url, KeyValueConfig("aging", ttl=0.5)) as kv:
+async def test_ttl_of_bucket(url: str) -> None:
+    async with new_bucket(url, KeyValueConfig("aging", ttl=0.5)) as kv:
         server = (await kv.status()).stream_info["config"]
         assert (server["max_age"], server["duplicate_window"]) == (500_000_000, 500_000_000)
         await kv.put("a", b"1")
@@ -307,9 +304,9 @@ async def test_ttl_of_bucket(shared_server: NatsServer) -> None:
             await kv.get("a")
 
 
-async def test_ttl_of_entry_and_its_marker(shared_server: NatsServer) -> None:
+async def test_ttl_of_entry_and_its_marker(url: str) -> None:
     """A value that expires leaves a marker, which get, history, keys and watch read alike."""
-    async with connect(shared_server.url) as js:
+    async with connect(url) as js:
         config = KeyValueConfig("ttl", history=3, limit_marker_ttl=2)
         try:
             kv = await KeyValue.create_bucket(js, config)
@@ -352,10 +349,10 @@ async def test_ttl_of_entry_and_its_marker(shared_server: NatsServer) -> None:
 
 
 async def test_entry_that_expires_makes_older_revision_current_again(
-    shared_server: NatsServer,
+    url: str,
 ) -> None:
     """A marker is only written for a key without an older revision; the TTL is lengthened."""
-    async with connect(shared_server.url) as js:
+    async with connect(url) as js:
         if await js.api_level() == 0:
             return
         kv = await KeyValue.create_bucket(
@@ -379,15 +376,15 @@ async def test_entry_that_expires_makes_older_revision_current_again(
 REASONS = [("MaxAge", "PURGE"), ("Purge", "PURGE"), ("Remove", "DEL"), ("Other", "PUT")]
 
 
-async def test_marker_reasons_and_unknown_operations(shared_server: NatsServer) -> None:
+async def test_marker_reasons_and_unknown_operations(url: str) -> None:
     messages = [
         (f"$KV.reasons.{reason}", b"x", {"Nats-Marker-Reason": reason}) for reason, _ in REASONS
     ]
     messages.append(("$KV.reasons.Unknown", b"x", {"KV-Operation": "MOVE"}))
     expected = {**dict(REASONS), "Unknown": "PUT"}
 
-    async with new_bucket(shared_server.url, KeyValueConfig("reasons")) as kv:
-        publish(shared_server.url, messages)
+    async with new_bucket(url, KeyValueConfig("reasons")) as kv:
+        publish(url, messages)
         async with kv.watch() as watch:
             assert {e.key: e.operation for e in await watch.initial()} == expected
         live = [key for key, operation in expected.items() if operation == "PUT"]
@@ -401,8 +398,8 @@ async def test_marker_reasons_and_unknown_operations(shared_server: NatsServer) 
                     await kv.get(key)
 
 
-async def test_ttl_in_bucket_without_ttls(shared_server: NatsServer) -> None:
-    async with new_bucket(shared_server.url, KeyValueConfig("nottl")) as kv:
+async def test_ttl_in_bucket_without_ttls(url: str) -> None:
+    async with new_bucket(url, KeyValueConfig("nottl")) as kv:
         await kv.put("a", b"1")
         for call in (
             kv.put("a", b"", ttl=1),
@@ -418,9 +415,9 @@ async def test_ttl_in_bucket_without_ttls(shared_server: NatsServer) -> None:
         assert (await kv.status()).last_revision == 1
 
 
-async def test_marker_with_ttl_removes_key_that_is_not_utf8(shared_server: NatsServer) -> None:
+async def test_marker_with_ttl_removes_key_that_is_not_utf8(url: str) -> None:
     """As docs/troubleshooting.md describes it: requests, which are JSON, cannot name the key."""
-    async with connect(shared_server.url) as js:
+    async with connect(url) as js:
         if await js.api_level() == 0:
             return
         kv = await KeyValue.create_bucket(js, KeyValueConfig("raw", limit_marker_ttl=1))

@@ -32,14 +32,14 @@ from tests.support.proxy.fault_proxy import Proxy
 pytestmark = pytest.mark.servers
 
 
-async def test_put_get_delete_purge(shared_server: NatsServer) -> None:
-    async with new_bucket(shared_server.url, KeyValueConfig("basic", history=10)) as kv:
+async def test_put_get_delete_purge(url: str) -> None:
+    async with new_bucket(url, KeyValueConfig("basic", history=10)) as kv:
         assert await kv.put("auth.username", b"bob") == 1
         entry = await kv.get("auth.username")
         assert (entry.bucket, entry.key, entry.value) == ("basic", "auth.username", b"bob")
         assert (entry.revision, entry.delta, entry.operation) == (1, 0, "PUT")
         last = {"last_by_subj": "$KV.basic.auth.username"}
-        stored = api(shared_server.url, "STREAM.MSG.GET.KV_basic", last)
+        stored = api(url, "STREAM.MSG.GET.KV_basic", last)
         assert entry.created_ns == nanoseconds(stored["message"]["time"])
         assert entry.created == datetime.fromtimestamp(
             entry.created_ns // 1000 / 10**6, timezone.utc
@@ -76,8 +76,8 @@ async def test_put_get_delete_purge(shared_server: NatsServer) -> None:
         assert history[2].headers.fields == (("KV-Operation", "DEL"),)
 
 
-async def test_keys_that_are_not_there(shared_server: NatsServer) -> None:
-    async with new_bucket(shared_server.url, KeyValueConfig("missing")) as kv:
+async def test_keys_that_are_not_there(url: str) -> None:
+    async with new_bucket(url, KeyValueConfig("missing")) as kv:
         for missing in (kv.get("a"), kv.history("a"), kv.get_revision("a", 1)):
             with pytest.raises(KeyNotFoundError, match="'a'"):
                 await missing
@@ -91,8 +91,8 @@ async def test_keys_that_are_not_there(shared_server: NatsServer) -> None:
                 await kv.get_revision("b", no_revision)
 
 
-async def test_names_are_checked_in_every_call(shared_server: NatsServer) -> None:
-    async with new_bucket(shared_server.url, KeyValueConfig("names")) as kv:
+async def test_names_are_checked_in_every_call(url: str) -> None:
+    async with new_bucket(url, KeyValueConfig("names")) as kv:
         for name in ("", ".a", "a.", "a..b", "a b", "a*", "*", ">", "a.>", None, 5, b"a"):
             for call in (
                 kv.get(name),
@@ -114,9 +114,9 @@ async def test_names_are_checked_in_every_call(shared_server: NatsServer) -> Non
         assert (await kv.status()).last_revision == 0, "nothing was written"
 
 
-async def test_arguments_are_checked_before_anything_is_sent(shared_server: NatsServer) -> None:
+async def test_arguments_are_checked_before_anything_is_sent(url: str) -> None:
     """A revision that is None would make the write unconditional; a server parses the others."""
-    async with new_bucket(shared_server.url, KeyValueConfig("checked")) as kv:
+    async with new_bucket(url, KeyValueConfig("checked")) as kv:
         await kv.put("a", b"1")
         untyped: Any = kv
         for revision in (None, "", "1", -1, True, 1.0, 2**64):
@@ -144,9 +144,9 @@ async def test_arguments_are_checked_before_anything_is_sent(shared_server: Nats
         assert (await kv.get("a")).value == b"2"
 
 
-async def test_reserved_keys_are_left_alone(shared_server: NatsServer) -> None:
+async def test_reserved_keys_are_left_alone(url: str) -> None:
     """``_kv…`` is read by its name, not listed, and never written."""
-    async with new_bucket(shared_server.url, KeyValueConfig("own")) as kv:
+    async with new_bucket(url, KeyValueConfig("own")) as kv:
         for name in ("_kv", "_kv.x", "_kvx"):
             for call in (
                 kv.put(name, b""),
@@ -157,8 +157,8 @@ async def test_reserved_keys_are_left_alone(shared_server: NatsServer) -> None:
             ):
                 with pytest.raises(InvalidNameError, match="reserved"):
                     await call
-        put(shared_server.url, "own", "_kv.x", b"internal")
-        publish(shared_server.url, [("$KV.own._kv.y", b"", {"KV-Operation": "DEL"})])
+        put(url, "own", "_kv.x", b"internal")
+        publish(url, [("$KV.own._kv.y", b"", {"KV-Operation": "DEL"})])
         await kv.put("a._kv", b"1")
         assert await kv.keys() == ["a._kv"]
         assert (await kv.get("_kv.x")).value == b"internal"
@@ -168,15 +168,15 @@ async def test_reserved_keys_are_left_alone(shared_server: NatsServer) -> None:
         assert await kv.purge_deletes(0) == 0
 
 
-async def test_put_repeated_with_message_id(shared_server: NatsServer) -> None:
-    async with new_bucket(shared_server.url, KeyValueConfig("dup", history=5)) as kv:
+async def test_put_repeated_with_message_id(url: str) -> None:
+    async with new_bucket(url, KeyValueConfig("dup", history=5)) as kv:
         assert await kv.put("a", b"1", msg_id="x") == 1
         assert await kv.put("a", b"1", msg_id="x") == 1
         assert (await kv.status()).values == 1
 
 
-async def test_update_needs_revision(shared_server: NatsServer) -> None:
-    async with new_bucket(shared_server.url, KeyValueConfig("cas", history=3)) as kv:
+async def test_update_needs_revision(url: str) -> None:
+    async with new_bucket(url, KeyValueConfig("cas", history=3)) as kv:
         first = await kv.update("a", b"1", 0)
         await kv.put("other", b"")
         assert await kv.update("a", b"2", first) == 3
@@ -192,8 +192,8 @@ async def test_update_needs_revision(shared_server: NatsServer) -> None:
         assert await kv.purge("a", revision=4) == 5
 
 
-async def test_create(shared_server: NatsServer) -> None:
-    async with new_bucket(shared_server.url, KeyValueConfig("create", history=3)) as kv:
+async def test_create(url: str) -> None:
+    async with new_bucket(url, KeyValueConfig("create", history=3)) as kv:
         assert await kv.create("a", b"1") == 1
         with pytest.raises(KeyExistsError, match="at revision 1") as caught:
             await kv.create("a", b"2")
@@ -242,8 +242,8 @@ async def test_create_with_and_without_sequence_in_refusal(
     assert len(refusals) == 2
 
 
-async def test_creators_that_race(shared_server: NatsServer) -> None:
-    async with new_bucket(shared_server.url, KeyValueConfig("race")) as kv:
+async def test_creators_that_race(url: str) -> None:
+    async with new_bucket(url, KeyValueConfig("race")) as kv:
         await kv.put("a", b"old")
         await kv.delete("a")
         outcomes = await asyncio.gather(
@@ -255,10 +255,10 @@ async def test_creators_that_race(shared_server: NatsServer) -> None:
 
 
 async def test_min_last_revision_that_is_too_high_and_then_reached(
-    shared_server: NatsServer,
+    url: str,
 ) -> None:
     """The document's own test: 412, then the write that reaches it, then the same read again."""
-    async with connect(shared_server.url, request_timeout=0.5) as js:
+    async with connect(url, request_timeout=0.5) as js:
         kv = await KeyValue.create_bucket(js, KeyValueConfig("raw", history=5))
         last = await kv.put("a", b"1")
         reads: list[Callable[[int], Coroutine[Any, Any, Any]]] = [
@@ -329,9 +329,7 @@ class Model:
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(history=st.sampled_from([1, 2, 5]), steps=_STEPS)
-def test_bucket_equals_model(
-    shared_server: NatsServer, history: int, steps: list[tuple[str, str]]
-) -> None:
+def test_bucket_equals_model(url: str, history: int, steps: list[tuple[str, str]]) -> None:
     async def step(kv: KeyValue, model: Model, what: str, key: str, value: bytes) -> None:
         if what == "put":
             assert await kv.put(key, value) == model.write(key, value, "PUT")
@@ -355,7 +353,7 @@ def test_bucket_equals_model(
             model.purge_deletes()
 
     async def whole() -> None:
-        async with connect(shared_server.url) as js:
+        async with connect(url) as js:
             kv = await KeyValue.create_bucket(
                 js, KeyValueConfig("model", history=history, storage="memory")
             )

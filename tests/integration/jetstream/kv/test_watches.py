@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import (
     BucketNotFoundError,
     ConfigurationError,
@@ -82,14 +81,13 @@ OPTIONS: list[tuple[str, tuple[str, ...], dict[str, Any], list[tuple[str, int, s
     ("keys", "options", "expected"), [one[1:] for one in OPTIONS], ids=[one[0] for one in OPTIONS]
 )
 async def test_options(
-    shared_server: NatsServer,
+    url: str,
     request: pytest.FixtureRequest,
     keys: tuple[str, ...],
     options: dict[str, Any],
     expected: list[tuple[str, int, str]],
 ) -> None:
     """The initial entries, the signal once, then what is written."""
-    url = shared_server.url
     name = f"o{abs(hash(request.node.name))}"
 
     async with watched_bucket(url, name, history=5) as kv:
@@ -119,20 +117,18 @@ async def test_options(
 
 @pytest.mark.parametrize("history", [1, 5])
 @pytest.mark.parametrize("options", [{}, {"include_history": True}, {"updates_only": True}])
-async def test_bucket_empty(
-    shared_server: NatsServer, history: int, options: dict[str, Any]
-) -> None:
+async def test_bucket_empty(url: str, history: int, options: dict[str, Any]) -> None:
     name = f"empty{history}{len(options)}{'updates_only' in options}"
 
-    async with watched_bucket(shared_server.url, name, history) as kv, kv.watch(**options) as watch:
+    async with watched_bucket(url, name, history) as kv, kv.watch(**options) as watch:
         assert await watch.initial() == []
         await kv.put("a", b"1")
         assert await take(watch, 1) == [("a", 1, "PUT")]
 
 
-async def test_signal_by_heartbeat_only(shared_server: NatsServer) -> None:
+async def test_signal_by_heartbeat_only(url: str) -> None:
     """The stream's last message was removed, so no message marks the end."""
-    async with watched_bucket(shared_server.url, "beat") as kv:
+    async with watched_bucket(url, "beat") as kv:
         await kv.put("a", b"1")
         await kv.put("b", b"1")
         await kv.jetstream.call("STREAM.PURGE.KV_beat", {"filter": "$KV.beat.b"})
@@ -144,12 +140,12 @@ async def test_signal_by_heartbeat_only(shared_server: NatsServer) -> None:
 
 @pytest.mark.parametrize("history", [1, 5])
 async def test_signal_where_last_sequence_matches_no_filter(
-    shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch, history: int
+    url: str, monkeypatch: pytest.MonkeyPatch, history: int
 ) -> None:
     """Large values: the end is the stream's last sequence. An older server delivers that entry."""
     monkeypatch.setattr(requests, "_MAX_VALUE_BYTES", 0)
     monkeypatch.setattr(consumer, "_FIXED_IN", (99, 0))
-    async with watched_bucket(shared_server.url, f"beyond{history}", history) as kv:
+    async with watched_bucket(url, f"beyond{history}", history) as kv:
         for key in ("a.x", "b.x", "c.x"):
             await kv.put(key, b"1")
         async with kv.watch("a.*", "b.*", heartbeat=FAST) as watch:
@@ -159,12 +155,10 @@ async def test_signal_where_last_sequence_matches_no_filter(
 
 
 @pytest.mark.parametrize("removed", ["before the start", "after the start"])
-async def test_signal_where_entries_from_revision_were_removed(
-    shared_server: NatsServer, removed: str
-) -> None:
+async def test_signal_where_entries_from_revision_were_removed(url: str, removed: str) -> None:
     """No message is delivered: only a heartbeat shows that the replica has reached the end."""
     name = f"rest{removed.split()[0]}"
-    async with watched_bucket(shared_server.url, name) as kv:
+    async with watched_bucket(url, name) as kv:
         for i in range(20):
             await kv.put(f"k{i}", b"1")
         await kv.put("x", b"1")
@@ -179,8 +173,8 @@ async def test_signal_where_entries_from_revision_were_removed(
             assert await take(watch, 1) == [("y", 23, "PUT")]
 
 
-async def test_values_and_meta_only(shared_server: NatsServer) -> None:
-    async with watched_bucket(shared_server.url, "meta", history=2) as kv:
+async def test_values_and_meta_only(url: str) -> None:
+    async with watched_bucket(url, "meta", history=2) as kv:
         await kv.put("a", b"1")
         await kv.put("a", b"12345")
         async with kv.watch(include_history=True) as watch:
@@ -209,11 +203,11 @@ CONTRADICTIONS: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("keys", "options", "message"), CONTRADICTIONS)
 async def test_contradictions(
-    shared_server: NatsServer, keys: tuple[str, ...], options: dict[str, Any], message: str
+    url: str, keys: tuple[str, ...], options: dict[str, Any], message: str
 ) -> None:
     with contextlib.suppress(RuntimeError):
-        create_bucket(shared_server.url, "contra")
-    async with opened(shared_server.url, "contra") as kv:
+        create_bucket(url, "contra")
+    async with opened(url, "contra") as kv:
         with pytest.raises(ConfigurationError, match=message):
             kv.watch(*keys, **options)
         for bad in ("a b", ">.a", "a*", "a."):
@@ -221,10 +215,10 @@ async def test_contradictions(
                 kv.watch(bad)
 
 
-async def test_bucket_missing(shared_server: NatsServer) -> None:
-    create_bucket(shared_server.url, "short")
+async def test_bucket_missing(url: str) -> None:
+    create_bucket(url, "short")
 
-    async with opened(shared_server.url, "short", request_timeout=1.0) as kv:
+    async with opened(url, "short", request_timeout=1.0) as kv:
         with pytest.raises(MinLastSequenceError, match="412, 10180"):
             await kv.watch(min_last_revision=1).start()
         await KeyValue.delete_bucket(kv.jetstream, "short")
@@ -233,8 +227,8 @@ async def test_bucket_missing(shared_server: NatsServer) -> None:
                 await kv.watch(min_last_revision=least).initial()
 
 
-async def test_initial_and_then_updates(shared_server: NatsServer) -> None:
-    async with watched_bucket(shared_server.url, "then") as kv:
+async def test_initial_and_then_updates(url: str) -> None:
+    async with watched_bucket(url, "then") as kv:
         await kv.put("a", b"1")
         watch = kv.watch_all()
         assert [entry.key for entry in await watch.initial()] == ["a"]
@@ -252,9 +246,8 @@ async def test_initial_and_then_updates(shared_server: NatsServer) -> None:
             await watch.__anext__()
 
 
-async def test_batches(shared_server: NatsServer) -> None:
+async def test_batches(url: str) -> None:
     """The same as frames: markers and reserved keys left out where the entries are."""
-    url = shared_server.url
 
     async with watched_bucket(url, "cols", history=2) as kv:
         messages: list[Any] = [(f"$KV.cols.k{i}", b"x", None) for i in range(1000)]
@@ -270,15 +263,15 @@ async def test_batches(shared_server: NatsServer) -> None:
             assert revisions == list(range(1, 1001))
 
 
-async def test_first_read_cancelled_leaves_nothing(shared_server: NatsServer) -> None:
-    async with watched_bucket(shared_server.url, "cancel") as kv:
+async def test_first_read_cancelled_leaves_nothing(url: str) -> None:
+    async with watched_bucket(url, "cancel") as kv:
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(kv.watch("x", updates_only=True).__anext__(), 0)
 
 
-async def test_read_cancelled_loses_nothing(shared_server: NatsServer) -> None:
+async def test_read_cancelled_loses_nothing(url: str) -> None:
     """A reader with a deadline reads on after it: the deadline does not end the watch."""
-    async with watched_bucket(shared_server.url, "patient", history=5) as kv:
+    async with watched_bucket(url, "patient", history=5) as kv:
         await kv.put("k", b"")
         async with kv.watch() as watch:
 
@@ -298,8 +291,8 @@ async def test_read_cancelled_loses_nothing(shared_server: NatsServer) -> None:
                 assert await take(watch, 1) == [("k", turns + 2, "PUT")]
 
 
-async def test_watch_closed_while_read_elsewhere(shared_server: NatsServer) -> None:
-    async with watched_bucket(shared_server.url, "elsewhere") as kv:
+async def test_watch_closed_while_read_elsewhere(url: str) -> None:
+    async with watched_bucket(url, "elsewhere") as kv:
         watch = kv.watch()
         await watch.initial()
         readers = [asyncio.ensure_future(anext(watch, "end")) for _ in range(2)]
@@ -308,8 +301,8 @@ async def test_watch_closed_while_read_elsewhere(shared_server: NatsServer) -> N
         assert await asyncio.gather(*readers) == ["end", "end"]
 
 
-async def test_future_revision_survives_reconnect(shared_server: NatsServer) -> None:
-    async with watched_bucket(shared_server.url, "far", history=9) as kv:
+async def test_future_revision_survives_reconnect(url: str) -> None:
+    async with watched_bucket(url, "far", history=9) as kv:
         await kv.put("a", b"1")
         async with kv.watch(resume_from_revision=5, heartbeat=FAST) as watch:
             assert await take(watch, 1) == [None]
@@ -327,8 +320,8 @@ async def test_future_revision_survives_reconnect(shared_server: NatsServer) -> 
             assert await take(watch, 1) == [("a", 6, "PUT")]
 
 
-async def test_watches_many_on_one_connection(shared_server: NatsServer) -> None:
-    async with watched_bucket(shared_server.url, "many") as kv:
+async def test_watches_many_on_one_connection(url: str) -> None:
+    async with watched_bucket(url, "many") as kv:
         for i in range(20):
             await kv.put(f"k{i}", b"1")
 
@@ -346,8 +339,8 @@ async def test_watches_many_on_one_connection(shared_server: NatsServer) -> None
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-async def test_bucket_deleted_or_replaced(shared_server: NatsServer, replaced: bool) -> None:
-    url, name = shared_server.url, f"deleted{replaced}"
+async def test_bucket_deleted_or_replaced(url: str, replaced: bool) -> None:
+    name = f"deleted{replaced}"
     create_bucket(url, name)
 
     async with opened(url, name) as kv:
@@ -368,9 +361,9 @@ async def test_bucket_deleted_or_replaced(shared_server: NatsServer, replaced: b
 
 
 @pytest.mark.parametrize("start", ["include_history", "updates_only"])
-async def test_bucket_rolled_back_and_grown_again(shared_server: NatsServer, start: str) -> None:
+async def test_bucket_rolled_back_and_grown_again(url: str, start: str) -> None:
     """An older backup: the revisions that it lacks are written again while the watch is idle."""
-    url, name = shared_server.url, f"grown_{start}"
+    name = f"grown_{start}"
     options: dict[str, Any] = {start: True}
 
     create_bucket(url, name, 64)  # in files: older servers back up no other storage
@@ -393,12 +386,12 @@ async def test_bucket_rolled_back_and_grown_again(shared_server: NatsServer, sta
 
 
 @pytest.mark.parametrize("history", [1, 3])
-async def test_dump_under_writes_has_every_key(shared_server: NatsServer, history: int) -> None:
+async def test_dump_under_writes_has_every_key(url: str, history: int) -> None:
     """Keys are overwritten between the start and their turn: their entries are delivered later."""
     count = 2000
     name = f"steady{history}"
 
-    async with watched_bucket(shared_server.url, name, history) as kv:
+    async with watched_bucket(url, name, history) as kv:
         publisher = kv.jetstream.connection.service(Publisher)
         names = [f"$KV.{name}.k{i}" for i in range(count)]
         await asyncio.gather(*[await publisher.send(subject, b"1") for subject in names])
@@ -434,9 +427,9 @@ def in_small_steps(watch: Watch, rows: int = 10) -> None:
 
 
 @pytest.mark.parametrize("history", [1, 3])
-async def test_signal_waits_for_overtaken_keys(shared_server: NatsServer, history: int) -> None:
+async def test_signal_waits_for_overtaken_keys(url: str, history: int) -> None:
     """Overwritten after the start, before their turn: they come after what was last then."""
-    async with watched_bucket(shared_server.url, f"overtaken{history}", history) as kv:
+    async with watched_bucket(url, f"overtaken{history}", history) as kv:
         for i in range(100):
             await kv.put(f"k{i}", b"1")
         async with kv.watch() as watch:
@@ -452,12 +445,12 @@ async def test_signal_waits_for_overtaken_keys(shared_server: NatsServer, histor
 
 @pytest.mark.parametrize("meta_only", [False, True])
 async def test_overtaken_key_is_sent_once_before_signal(
-    shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch, meta_only: bool
+    url: str, monkeypatch: pytest.MonkeyPatch, meta_only: bool
 ) -> None:
     """Where waiting does not help: the leader has it, and it is sent ahead of its turn."""
     monkeypatch.setattr(module, "_CATCH_UPS", 0)
 
-    async with watched_bucket(shared_server.url, f"outrun{meta_only}") as kv:
+    async with watched_bucket(url, f"outrun{meta_only}") as kv:
         for i in range(100):
             await kv.put(f"k{i}", b"1")
         async with kv.watch(meta_only=meta_only) as watch:
@@ -475,10 +468,10 @@ async def test_overtaken_key_is_sent_once_before_signal(
 
 
 async def test_signal_of_watch_from_revision_does_not_wait_for_new_entries(
-    shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+    url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_CATCH_UPS", 0)
-    async with watched_bucket(shared_server.url, "onward") as kv:
+    async with watched_bucket(url, "onward") as kv:
         for i in range(5):
             await kv.put(f"k{i}", b"1")
         async with kv.watch(resume_from_revision=2) as watch:

@@ -63,8 +63,8 @@ async def stored(jetstream: JetStream, stream: str, count: int) -> list[tuple[st
 
 
 @pytest.mark.parametrize("max_in_flight", [1, 7, 4096])
-async def test_messages_are_stored_in_order(shared_server: NatsServer, max_in_flight: int) -> None:
-    url, name = shared_server.url, f"order{max_in_flight}"
+async def test_messages_are_stored_in_order(url: str, max_in_flight: int) -> None:
+    name = f"order{max_in_flight}"
     create_stream(url, name)
     async with publishing(url, name, max_in_flight=max_in_flight) as (jetstream, publisher):
         await publisher.send(columns(name, [b"%d" % i for i in range(60)]))
@@ -76,10 +76,10 @@ async def test_messages_are_stored_in_order(shared_server: NatsServer, max_in_fl
 
 
 async def test_pieces_and_windows_smaller_than_message(
-    shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+    url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Large messages are sent alone, also those that exceed every limit on bytes."""
-    url, name = shared_server.url, "pieces"
+    name = "pieces"
     create_stream(url, name)
     monkeypatch.setattr(column_publisher, "_CHUNK_BYTES", 3000)
     monkeypatch.setattr(window, "_PIECE_BYTES", 500)
@@ -90,8 +90,8 @@ async def test_pieces_and_windows_smaller_than_message(
         assert [data for _, data in await stored(jetstream, name, 50)] == values
 
 
-async def test_duplicates_count_as_stored(shared_server: NatsServer) -> None:
-    url, name = shared_server.url, "dup"
+async def test_duplicates_count_as_stored(url: str) -> None:
+    name = "dup"
     create_stream(url, name)
     async with publishing(url, name) as (_, publisher):
         ids = [f"id{i}" for i in range(20)]
@@ -101,8 +101,8 @@ async def test_duplicates_count_as_stored(shared_server: NatsServer) -> None:
     assert count(url, name) == 20
 
 
-async def test_rejections(shared_server: NatsServer) -> None:
-    url, name = shared_server.url, "reject"
+async def test_rejections(url: str) -> None:
+    name = "reject"
     create_stream(url, name)
     expected = field("Nats-Expected-Last-Subject-Sequence", pa.array([None, 5, 3, 7, 0]))
     messages = MessageColumns(
@@ -118,8 +118,8 @@ async def test_rejections(shared_server: NatsServer) -> None:
     assert found == [(4, f"{name}.1", 10071), (6, f"{name}.3", 10071)]
 
 
-async def test_messages_too_large(shared_server: NatsServer) -> None:
-    url, name = shared_server.url, "large"
+async def test_messages_too_large(url: str) -> None:
+    name = "large"
     create_stream(url, name, max_msg_size=100)
     async with publishing(url, name) as (jetstream, publisher):
         limit = jetstream.connection.client.max_payload
@@ -130,14 +130,13 @@ async def test_messages_too_large(shared_server: NatsServer) -> None:
             await publish(publisher, columns(name, [b"x" * 101]))
 
 
-async def test_stream_missing(shared_server: NatsServer) -> None:
-    async with publishing(shared_server.url, "nope") as (_, publisher):
+async def test_stream_missing(url: str) -> None:
+    async with publishing(url, "nope") as (_, publisher):
         with pytest.raises(StreamNotFoundError, match="nope"):
             await publish(publisher, columns("nope", [b""]))
 
 
-async def test_publishers_share_connection(shared_server: NatsServer) -> None:
-    url = shared_server.url
+async def test_publishers_share_connection(url: str) -> None:
     create_stream(url, "one")
     create_stream(url, "two")
     async with publishing(url, "one") as (jetstream, first):

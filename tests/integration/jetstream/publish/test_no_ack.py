@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 import pyarrow as pa
 import pytest
 
-from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import AckTimeoutError, ConfigurationError
 from nats_stream_source.jetstream import KeyValue, ObjectStore, connect
 from nats_stream_source.jetstream.kv.batch_writer import KvBatchWriter
@@ -34,9 +33,9 @@ async def publish(
 
 @pytest.mark.parametrize("publisher", [BatchPublisher, FastIngestPublisher])
 async def test_columns_for_stream_without_pub_acks_refused(
-    shared_server: NatsServer, publisher: type[BatchPublisher | FastIngestPublisher]
+    url: str, publisher: type[BatchPublisher | FastIngestPublisher]
 ) -> None:
-    url, name = shared_server.url, publisher.__name__
+    name = publisher.__name__
     create_stream(url, name, no_ack=True, allow_batched=True)
     async with connect(url) as jetstream:
         with pytest.raises(ConfigurationError, match=f"'{name}': its stream has no_ack, expected"):
@@ -48,8 +47,7 @@ async def test_columns_for_stream_without_pub_acks_refused(
         assert stream_state(url, name)["messages"] == 2
 
 
-async def test_bucket_without_pub_acks_refuses_writes(shared_server: NatsServer) -> None:
-    url = shared_server.url
+async def test_bucket_without_pub_acks_refuses_writes(url: str) -> None:
     create_stream(
         url,
         "KV_silent",
@@ -75,20 +73,20 @@ async def test_bucket_without_pub_acks_refuses_writes(shared_server: NatsServer)
         assert stream_state(url, "KV_silent")["last_seq"] == 0
 
 
-async def test_object_store_without_pub_acks_refuses_writes(shared_server: NatsServer) -> None:
-    async with connect(shared_server.url) as jetstream:
+async def test_object_store_without_pub_acks_refuses_writes(url: str) -> None:
+    async with connect(url) as jetstream:
         store = await ObjectStore.create(jetstream, "silent", no_ack=True)
         for write in (store.put("a", b"v"), store.delete("a")):
             with pytest.raises(ConfigurationError, match="store 'silent': its stream has no_ack"):
                 await write
-        assert stream_state(shared_server.url, "OBJ_silent")["last_seq"] == 0
+        assert stream_state(url, "OBJ_silent")["last_seq"] == 0
 
 
-async def test_publish_without_pub_ack_names_no_ack(shared_server: NatsServer) -> None:
-    create_stream(shared_server.url, "mute", no_ack=True)
-    async with connect(shared_server.url, request_timeout=0.3) as jetstream:
+async def test_publish_without_pub_ack_names_no_ack(url: str) -> None:
+    create_stream(url, "mute", no_ack=True)
+    async with connect(url, request_timeout=0.3) as jetstream:
         publisher = jetstream.connection.service(Publisher)
         problem = "message on 'mute.a': no PubAck .* a stream with no_ack, for example, stores it"
         with pytest.raises(AckTimeoutError, match=problem):
             await publisher.publish("mute.a")
-    assert stream_state(shared_server.url, "mute")["messages"] == 1
+    assert stream_state(url, "mute")["messages"] == 1

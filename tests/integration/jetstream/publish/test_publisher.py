@@ -87,11 +87,11 @@ def test_refusals(err_code: int, text: str, kind: type[PublishError], last_seq: 
     assert getattr(caught.value, "last_seq", None) == last_seq
 
 
-async def test_messages_many_in_flight(shared_server: NatsServer) -> None:
-    create_stream(shared_server.url, "many")
+async def test_messages_many_in_flight(url: str) -> None:
+    create_stream(url, "many")
     most = 0
 
-    async with publishing(shared_server.url) as publisher:
+    async with publishing(url) as publisher:
         futures = []
         for i in range(3000):
             futures.append(await publisher.send(f"many.{i % 7}", b"%d" % i))
@@ -102,10 +102,10 @@ async def test_messages_many_in_flight(shared_server: NatsServer) -> None:
     assert 100 < most <= 1000
 
 
-async def test_room_for_one(shared_server: NatsServer) -> None:
-    create_stream(shared_server.url, "one")
+async def test_room_for_one(url: str) -> None:
+    create_stream(url, "one")
 
-    async with connect(shared_server.url) as jetstream:
+    async with connect(url) as jetstream:
         publisher = Publisher(jetstream.connection, in_flight=1)
         try:
             first = await publisher.send("one.a")
@@ -116,10 +116,10 @@ async def test_room_for_one(shared_server: NatsServer) -> None:
             await publisher.close()
 
 
-async def test_headers_that_server_acts_on(shared_server: NatsServer) -> None:
-    create_stream(shared_server.url, "act")
+async def test_headers_that_server_acts_on(url: str) -> None:
+    create_stream(url, "act")
 
-    async with publishing(shared_server.url) as publisher:
+    async with publishing(url) as publisher:
 
         async def publish(subject: str, **headers: str) -> PubAck:
             names = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -145,10 +145,10 @@ async def test_headers_that_server_acts_on(shared_server: NatsServer) -> None:
         assert (await publish("act.c", X="ü")).seq == 4
 
 
-async def test_message_too_large(shared_server: NatsServer) -> None:
-    create_stream(shared_server.url, "large", max_msg_size=100)
+async def test_message_too_large(url: str) -> None:
+    create_stream(url, "large", max_msg_size=100)
 
-    async with publishing(shared_server.url) as publisher:
+    async with publishing(url) as publisher:
         with pytest.raises(MessageTooLargeError, match="10054"):
             await publisher.publish("large.a", b"x" * 101)
         for payload, headers in ((b"x" * (1 << 20), {"A": "b"}), (b"x" * (1 << 20) + b"y", None)):
@@ -158,8 +158,8 @@ async def test_message_too_large(shared_server: NatsServer) -> None:
         assert (await publisher.publish("large.a", b"x")).seq == 1
 
 
-async def test_stream_missing(shared_server: NatsServer) -> None:
-    async with publishing(shared_server.url) as publisher:
+async def test_stream_missing(url: str) -> None:
+    async with publishing(url) as publisher:
         with pytest.raises(NoStreamError, match=r"'nowhere\.x'"):
             await publisher.publish("nowhere.x")
 
@@ -176,17 +176,15 @@ async def test_stream_missing(shared_server: NatsServer) -> None:
         ("bad.a", {"A": " b"}),
     ],
 )
-async def test_message_unsendable(
-    shared_server: NatsServer, subject: str, headers: dict[str, str] | None
-) -> None:
-    async with publishing(shared_server.url) as publisher:
+async def test_message_unsendable(url: str, subject: str, headers: dict[str, str] | None) -> None:
+    async with publishing(url) as publisher:
         with pytest.raises(ConfigurationError):
             await publisher.publish(subject, headers=headers)
         assert repr(publisher) == "<Publisher 0 of 1000 in flight>", "the room is free again"
 
 
-async def test_response_invalid(shared_server: NatsServer) -> None:
-    async with publishing(shared_server.url) as publisher:
+async def test_response_invalid(url: str) -> None:
+    async with publishing(url) as publisher:
         client = publisher._connection.client
 
         async def answer(message: Any) -> None:
@@ -198,8 +196,8 @@ async def test_response_invalid(shared_server: NatsServer) -> None:
             await publisher.publish("garbage")
 
 
-async def test_response_late(shared_server: NatsServer) -> None:
-    async with publishing(shared_server.url, request_timeout=0.3) as publisher:
+async def test_response_late(url: str) -> None:
+    async with publishing(url, request_timeout=0.3) as publisher:
         await publisher._connection.client.subscribe("silence")
         futures = [await publisher.send("silence") for _ in range(3)]
         for future in futures:
@@ -208,11 +206,11 @@ async def test_response_late(shared_server: NatsServer) -> None:
         assert repr(publisher) == "<Publisher 0 of 1000 in flight>"
 
 
-async def test_loop_blocked_loses_nothing(shared_server: NatsServer) -> None:
+async def test_loop_blocked_loses_nothing(url: str) -> None:
     """The deadline is over before the messages have left."""
-    create_stream(shared_server.url, "held")
+    create_stream(url, "held")
 
-    async with publishing(shared_server.url, request_timeout=1.0) as publisher:
+    async with publishing(url, request_timeout=1.0) as publisher:
         await publisher.publish("held.a")
         futures = [await publisher.send("held.a", b"x" * 100) for _ in range(500)]
         time.sleep(1.5)  # noqa: ASYNC251
@@ -272,8 +270,8 @@ async def test_connection_late(nats_server: NatsServer) -> None:
             await publisher.publish("s.a")
 
 
-async def test_publisher_closed(shared_server: NatsServer) -> None:
-    async with connect(shared_server.url) as jetstream:
+async def test_publisher_closed(url: str) -> None:
+    async with connect(url) as jetstream:
         connection = jetstream.connection
         publisher = connection.service(Publisher)
         assert connection.service(Publisher) is publisher
@@ -285,10 +283,10 @@ async def test_publisher_closed(shared_server: NatsServer) -> None:
         await publisher.publish("silence")
 
 
-async def test_waiter_cancelled_frees_its_place(shared_server: NatsServer) -> None:
-    create_stream(shared_server.url, "away")
+async def test_waiter_cancelled_frees_its_place(url: str) -> None:
+    create_stream(url, "away")
 
-    async with connect(shared_server.url) as jetstream:
+    async with connect(url) as jetstream:
         publisher = Publisher(jetstream.connection, in_flight=1)
         try:
             (await publisher.send("away.a")).cancel()

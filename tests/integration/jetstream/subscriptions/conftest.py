@@ -6,16 +6,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream import connect
 from nats_stream_source.jetstream.api import JetStream
 from tests.support.event_loop import cancelled_after
 from tests.support.nats.subscriptions import DEADLINE, make_stream
-
-
-@pytest.fixture
-def url(shared_server: NatsServer) -> str:
-    return shared_server.url
 
 
 @pytest.fixture

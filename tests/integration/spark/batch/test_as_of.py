@@ -71,21 +71,28 @@ def as_entries(rows: list[Row]) -> dict[str, Entry]:
     return found
 
 
+@pytest.fixture(params=[True, False], ids=["pauses", "no pauses"])
+def pauses(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether writers let the reader catch up, or are too fast for it."""
+    if not request.param:
+        skip_catch_up(monkeypatch)
+
+
 @pytest.mark.parametrize("history", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize(("seed", "pauses"), [(0, True), (1, True), (2, False)])
+@pytest.mark.parametrize(
+    ("seed", "pauses"), [(0, True), (1, True), (2, False)], indirect=["pauses"]
+)
+@pytest.mark.usefixtures("pauses")
 def test_rows_equal_model_at_every_revision(
-    shared_server: NatsServer,
+    url: str,
     bucket: str,
     monkeypatch: pytest.MonkeyPatch,
     history: int,
     seed: int,
-    pauses: bool,
 ) -> None:
-    if not pauses:
-        skip_catch_up(monkeypatch)
     if seed:  # the revisions that wait are reduced to one a key before the end
         monkeypatch.setattr(as_of, "_MAX_ROWS", 3)
-    url, chance, model = shared_server.url, random.Random(100 * history + seed), Model(history)
+    chance, model = random.Random(100 * history + seed), Model(history)
     create_bucket(url, bucket, history)
     messages = []
     for _ in range(24):
@@ -117,18 +124,11 @@ def test_rows_equal_model_at_every_revision(
 # -- what happens while it is read ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pauses", [True, False])
+@pytest.mark.usefixtures("pauses")
 @pytest.mark.parametrize("history", [1, 2])
 def test_keys_that_are_overwritten_between_plan_and_read(
-    shared_server: NatsServer,
-    bucket: str,
-    monkeypatch: pytest.MonkeyPatch,
-    history: int,
-    pauses: bool,
+    url: str, bucket: str, history: int
 ) -> None:
-    url = shared_server.url
-    if not pauses:
-        skip_catch_up(monkeypatch)
     create_bucket(url, bucket, history)
     put_many(url, bucket, [(key, b"1") for key in "abc"])
     for accepted in (False, True):
@@ -143,13 +143,12 @@ def test_keys_that_are_overwritten_between_plan_and_read(
 
 @pytest.mark.parametrize("operation", [put, purge])
 def test_keys_that_are_overwritten_between_two_readings(
-    shared_server: NatsServer,
+    url: str,
     bucket: str,
     operation: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The first reading finds the entry, the second one does not."""
-    url = shared_server.url
     create_bucket(url, bucket, 2)
     put_many(url, bucket, [(key, b"1") for key in "aabbcc"])
     choose = as_of._LastSequences.finish
@@ -171,10 +170,9 @@ def test_keys_that_are_overwritten_between_two_readings(
 
 @pytest.mark.parametrize("history", [2, 5])
 def test_keys_that_are_made_while_later_ones_are_read(
-    shared_server: NatsServer, bucket: str, monkeypatch: pytest.MonkeyPatch, history: int
+    url: str, bucket: str, monkeypatch: pytest.MonkeyPatch, history: int
 ) -> None:
     """Two ranges are read after the first, and then each new key is requested from the leader."""
-    url = shared_server.url
     create_bucket(url, bucket, history)
     put_many(url, bucket, [("z", b"")] * 6 + [("a", b"1"), ("a", b"2"), ("b", b"1")])
     read = planned_batch(url, bucket=bucket, asOfSequence=9)
@@ -198,8 +196,7 @@ def test_keys_that_are_made_while_later_ones_are_read(
     assert looks == [0, 1, 2]
 
 
-def test_keys_undecidable_are_named_by_first(shared_server: NatsServer, bucket: str) -> None:
-    url = shared_server.url
+def test_keys_undecidable_are_named_by_first(url: str, bucket: str) -> None:
     create_bucket(url, bucket)
     put_many(url, bucket, [(f"k{i:02}", b"") for i in range(25)] * 2)
     with pytest.raises(DataLossError, match=r"of 25 keys \('k00'.*'k09' and 15 more\)"):
@@ -220,8 +217,7 @@ def test_entry_older_than_age_limit(nats_server: NatsServer, bucket: str) -> Non
         read_batch(url, bucket=bucket, asOfSequence=3)
 
 
-def test_age_limit_not_reached(shared_server: NatsServer, bucket: str) -> None:
-    url = shared_server.url
+def test_age_limit_not_reached(url: str, bucket: str) -> None:
     create_bucket(url, bucket, 2, max_age=3_600_000_000_000)
     put_many(url, bucket, [("a", b"1"), ("a", b"2"), ("a", b"3"), ("b", b"1")])
     assert bucket_state(url, bucket)["first_seq"] == 2
@@ -244,8 +240,7 @@ def test_age_limit_reached_after_plan(
         list(read())
 
 
-def test_bucket_full_has_dropped_revisions(shared_server: NatsServer, bucket: str) -> None:
-    url = shared_server.url
+def test_bucket_full_has_dropped_revisions(url: str, bucket: str) -> None:
     create_bucket(url, bucket, 5, max_msgs=3, discard="old")
     put_many(url, bucket, [(key, b"1") for key in "abcde"])
     with pytest.raises(DataLossError, match="without a trace \\(max_msgs\\)"):
@@ -256,9 +251,8 @@ def test_bucket_full_has_dropped_revisions(shared_server: NatsServer, bucket: st
     assert [row["key"] for row in read_batch(url, bucket=bucket, asOfSequence=5)] == ["c", "d", "e"]
 
 
-def test_bucket_created_by_nats_py(shared_server: NatsServer, bucket: str) -> None:
+def test_bucket_created_by_nats_py(url: str, bucket: str) -> None:
     """It allows TTLs, used or not: no message has expired only where no sequence is missing."""
-    url = shared_server.url
     with_client(url, lambda client: client.jetstream().create_key_value(bucket=bucket, history=2))
     assert bucket_info(url, bucket)["config"]["allow_msg_ttl"]
     put_many(url, bucket, [(key, b"1") for key in "abcdd"])
@@ -272,13 +266,8 @@ def test_bucket_created_by_nats_py(shared_server: NatsServer, bucket: str) -> No
         read_batch(url, bucket=bucket, asOfSequence=5)
 
 
-@pytest.mark.parametrize("pauses", [True, False])
-def test_purged_key_is_not_called_superseded(
-    shared_server: NatsServer, bucket: str, monkeypatch: pytest.MonkeyPatch, pauses: bool
-) -> None:
-    url = shared_server.url
-    if not pauses:
-        skip_catch_up(monkeypatch)
+@pytest.mark.usefixtures("pauses")
+def test_purged_key_is_not_called_superseded(url: str, bucket: str) -> None:
     create_bucket(url, bucket, 5)
     put_many(url, bucket, [(key, b"1") for key in "ab"])
     purge(url, bucket, "a")
@@ -292,9 +281,8 @@ def test_purged_key_is_not_called_superseded(
 # -- options --------------------------------------------------------------------------------------
 
 
-def test_as_of_time(shared_server: NatsServer, bucket: str) -> None:
+def test_as_of_time(url: str, bucket: str) -> None:
     """Each entry is of the state of the very time that Spark shows for it."""
-    url = shared_server.url
     create_bucket(url, bucket, 10)
     for i in range(6):
         put(url, bucket, "ab"[i % 2], b"%d" % i)
@@ -311,8 +299,7 @@ def test_as_of_time(shared_server: NatsServer, bucket: str) -> None:
         read_batch(url, bucket=bucket, asOfTime="2999-01-01T00:00:00Z")
 
 
-def test_revision_beyond_end(shared_server: NatsServer, bucket: str) -> None:
-    url = shared_server.url
+def test_revision_beyond_end(url: str, bucket: str) -> None:
     create_bucket(url, bucket, 2)
     put(url, bucket, "a", b"1")
     with pytest.raises(OptionError, match=r"'asOfSequence': 2 lies beyond.*minLastRevision=2"):
@@ -325,8 +312,7 @@ def test_revision_beyond_end(shared_server: NatsServer, bucket: str) -> None:
     assert [row["value"] for row in rows] == [b"2"]
 
 
-def test_markers_values_and_keys(shared_server: NatsServer, bucket: str) -> None:
-    url = shared_server.url
+def test_markers_values_and_keys(url: str, bucket: str) -> None:
     create_bucket(url, bucket, 5)
     put_many(url, bucket, [("a.1", b"1"), ("a.2", b"2"), ("b.1", b"3")])
     delete(url, bucket, "a.2")
@@ -346,8 +332,7 @@ def test_markers_values_and_keys(shared_server: NatsServer, bucket: str) -> None
     assert read(keys="c") == []
 
 
-def test_bucket_empty_or_emptied(shared_server: NatsServer, bucket: str) -> None:
-    url = shared_server.url
+def test_bucket_empty_or_emptied(url: str, bucket: str) -> None:
     create_bucket(url, bucket, 2)
     put_many(url, bucket, [("a", b"1"), ("a", b"2")])
     api(url, f"STREAM.PURGE.KV_{bucket}")

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import OptionError
 from nats_stream_source.spark.runner import close_cached_runners
 from tests.support.nats.buckets import (
@@ -35,10 +34,7 @@ from tests.support.query_driver.batch import (
 
 
 @pytest.mark.parametrize("history", [1, 3])
-def test_rows_are_last_entry_of_each_key(
-    shared_server: NatsServer, bucket: str, history: int
-) -> None:
-    url = shared_server.url
+def test_rows_are_last_entry_of_each_key(url: str, bucket: str, history: int) -> None:
     create_bucket(url, bucket, history)
     put_many(url, bucket, [("a", b"1"), ("b", b"2"), ("a", b"3"), ("c", b"4"), ("d", b"5")])
     delete(url, bucket, "c")
@@ -59,8 +55,7 @@ def test_rows_are_last_entry_of_each_key(
     assert consumers(url, bucket) == []
 
 
-def test_bucket_mirror(shared_server: NatsServer, bucket: str) -> None:
-    url = shared_server.url
+def test_bucket_mirror(url: str, bucket: str) -> None:
     create_bucket(url, bucket, 2)
     put_many(url, bucket, [("a", b"1"), ("b", b"1"), ("a", b"2")])
     make_mirror(url, f"KV_{bucket}m", f"KV_{bucket}", max_msgs_per_subject=2)
@@ -90,8 +85,7 @@ def test_lagging_replica_returns_no_old_entry(bucket: str, history: int) -> None
         assert consumers(cluster.url, bucket) == []
 
 
-def test_history_whole_and_from_revision(shared_server: NatsServer, bucket: str) -> None:
-    url = shared_server.url
+def test_history_whole_and_from_revision(url: str, bucket: str) -> None:
     create_bucket(url, bucket, 2)
     put_many(url, bucket, [("a", b"%d" % i) for i in range(3)] + [("b", b"3")])
     assert revisions(read_batch(url, bucket=bucket, includeHistory=True)) == [2, 3, 4]
@@ -111,8 +105,7 @@ def test_history_whole_and_from_revision(shared_server: NatsServer, bucket: str)
         read_batch(url, bucket=bucket, startTime="2999-01-01T00:00:00Z")
 
 
-def test_splits_of_history(shared_server: NatsServer, bucket: str) -> None:
-    url = shared_server.url
+def test_splits_of_history(url: str, bucket: str) -> None:
     create_bucket(url, bucket, 2)
     put_many(url, bucket, [(f"k{i % 700}", b"%d" % i) for i in range(2000)])
     expected = revisions(read_batch(url, bucket=bucket, includeHistory=True))
@@ -125,8 +118,7 @@ def test_splits_of_history(shared_server: NatsServer, bucket: str) -> None:
     assert list(itertools.chain(*found)) == expected
 
 
-def test_spark_reads(spark: SparkSession, shared_server: NatsServer, bucket: str) -> None:
-    url = shared_server.url
+def test_spark_reads(spark: SparkSession, url: str, bucket: str) -> None:
     create_bucket(url, bucket, 2)
     put_many(url, bucket, [("a", b"1"), ("b", b"2"), ("a", b"3")])
 
@@ -151,10 +143,10 @@ COLUMNS = r"with the given schema: got \(key string\), expected \(bucket STRING,
 
 
 @pytest.fixture
-def options(shared_server: NatsServer, bucket: str) -> dict[str, str]:
-    create_bucket(shared_server.url, bucket)
-    put_many(shared_server.url, bucket, [("a", b"1"), ("b", b"2")])
-    return {"servers": shared_server.url, "bucket": bucket}
+def options(url: str, bucket: str) -> dict[str, str]:
+    create_bucket(url, bucket)
+    put_many(url, bucket, [("a", b"1"), ("b", b"2")])
+    return {"servers": url, "bucket": bucket}
 
 
 def in_sql(options: dict[str, str]) -> str:
@@ -198,13 +190,13 @@ PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 
 @pytest.fixture
-def trucks(spark: SparkSession, shared_server: NatsServer, bucket: str) -> Iterator[DataFrame]:
+def trucks(spark: SparkSession, url: str, bucket: str) -> Iterator[DataFrame]:
     """A bucket of five keys, in a session that pushes filters to Python sources."""
-    create_bucket(shared_server.url, bucket)
-    put_many(shared_server.url, bucket, [(key, key.encode()) for key in KEYS])
+    create_bucket(url, bucket)
+    put_many(url, bucket, [(key, key.encode()) for key in KEYS])
     before = spark.conf.get(PUSHDOWN)
     spark.conf.set(PUSHDOWN, "true")
-    reader = spark.read.format("nats_kv").option("servers", shared_server.url)
+    reader = spark.read.format("nats_kv").option("servers", url)
     yield reader.option("bucket", bucket).load()
     spark.conf.set(PUSHDOWN, before)
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import BucketNotFoundError, DataLossError
 from nats_stream_source.jetstream.api import list_subjects
 from nats_stream_source.rows.base import StateSplit
@@ -58,15 +57,15 @@ KEYS = 100_000
 
 
 @pytest.fixture(scope="module")
-def large(shared_server: NatsServer) -> Callable[[int], str]:
+def large(url: str) -> Callable[[int], str]:
     """Function that returns a bucket of 100,000 keys by its history; creates each once."""
     made: dict[int, str] = {}
 
     def bucket_of(history: int) -> str:
         if history not in made:
             name = made[history] = f"large{history}"
-            create_bucket(shared_server.url, name, history, storage="memory")
-            put_many(shared_server.url, name, ((f"k{i}", b"old") for i in range(KEYS)))
+            create_bucket(url, name, history, storage="memory")
+            put_many(url, name, ((f"k{i}", b"old") for i in range(KEYS)))
         return made[history]
 
     return bucket_of
@@ -74,9 +73,9 @@ def large(shared_server: NatsServer) -> Callable[[int], str]:
 
 @pytest.mark.parametrize(("history", "keys"), [(1, None), (3, "*")])
 def test_complete_though_all_is_overwritten(
-    shared_server: NatsServer, large: Callable[[int], str], history: int, keys: str | None
+    url: str, large: Callable[[int], str], history: int, keys: str | None
 ) -> None:
-    url, bucket = shared_server.url, large(history)
+    bucket = large(history)
     options: dict[str, Any] = {"bucket": bucket} | ({"keys": keys} if keys else {})
     with Writers(url, bucket, KEYS) as writers:
         reader = batch_reader(url, **options)
@@ -96,9 +95,8 @@ def test_complete_though_all_is_overwritten(
 
 @pytest.mark.parametrize("pauses", [True, False])
 def test_keys_that_come_and_go_meanwhile(
-    shared_server: NatsServer, bucket: str, monkeypatch: pytest.MonkeyPatch, pauses: bool
+    url: str, bucket: str, monkeypatch: pytest.MonkeyPatch, pauses: bool
 ) -> None:
-    url = shared_server.url
     create_bucket(url, bucket, deny_delete=False)
     put_many(url, bucket, [(key, b"1") for key in "abcdef"])
     read = planned_batch(url, bucket=bucket)
@@ -134,9 +132,8 @@ def test_keys_that_come_and_go_meanwhile(
     assert revisions(list(read())) == revisions(rows)
 
 
-def test_keys_overtaken_and_removed_while_read(shared_server: NatsServer, bucket: str) -> None:
+def test_keys_overtaken_and_removed_while_read(url: str, bucket: str) -> None:
     """The number of keys equals the number of keys read, but the keys differ."""
-    url = shared_server.url
     create_bucket(url, bucket)
     put_many(url, bucket, [(key, b"1") for key in "abc"])
     read = planned_batch(url, bucket=bucket)
@@ -150,11 +147,10 @@ def test_keys_overtaken_and_removed_while_read(shared_server: NatsServer, bucket
 
 @pytest.mark.parametrize("pauses", [True, False])
 def test_values_that_were_overtaken_obey_options(
-    shared_server: NatsServer, bucket: str, monkeypatch: pytest.MonkeyPatch, pauses: bool
+    url: str, bucket: str, monkeypatch: pytest.MonkeyPatch, pauses: bool
 ) -> None:
     if not pauses:
         skip_catch_up(monkeypatch)
-    url = shared_server.url
     create_bucket(url, bucket, 2)
     put_many(url, bucket, [("a", b"1"), ("b", b"1"), ("c", b"1")])
     given = {"metaOnly": True, "ignoreDeletes": True, "includeHeaders": True, "keys": "a,b"}
@@ -169,10 +165,9 @@ def test_values_that_were_overtaken_obey_options(
 
 @pytest.mark.parametrize("history", [1, 2])
 def test_consumer_lost_while_read(
-    shared_server: NatsServer, bucket: str, history: int, caplog: pytest.LogCaptureFixture
+    url: str, bucket: str, history: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The rebuilt consumer lists the last entries again; each key is read exactly once."""
-    url = shared_server.url
     create_bucket(url, bucket, history)
     # More than the server sends before the reader reads.
     put_many(url, bucket, ((f"k{i}", bytes(4096)) for i in range(15_000)))
@@ -192,8 +187,7 @@ def test_consumer_lost_while_read(
     assert {"k14998", "k14999"} <= newer <= {"k0", "k1", "k14998", "k14999"}
 
 
-def test_bucket_recreated_or_deleted_while_read(shared_server: NatsServer, bucket: str) -> None:
-    url = shared_server.url
+def test_bucket_recreated_or_deleted_while_read(url: str, bucket: str) -> None:
     for history in (1, 2):
         create_bucket(url, bucket, history)
         put_many(url, bucket, [("a", b"1")] * 3)
@@ -208,9 +202,8 @@ def test_bucket_recreated_or_deleted_while_read(shared_server: NatsServer, bucke
         read_batch(url, bucket=bucket)
 
 
-def test_ttl_uncovers_older_value(shared_server: NatsServer, bucket: str) -> None:
+def test_ttl_uncovers_older_value(url: str, bucket: str) -> None:
     """A value expires, and the last value of its key is an older one than was listed."""
-    url = shared_server.url
     create_bucket(url, bucket, 2, allow_msg_ttl=True)
     older = put(url, bucket, "a", b"older")
     put_many(url, bucket, ((f"k{i}", bytes(5000)) for i in range(6000)))

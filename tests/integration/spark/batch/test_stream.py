@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import (
     ConfigurationError,
     DataLossError,
@@ -34,8 +33,10 @@ from tests.support.query_driver.driver import sequences
 
 
 @pytest.fixture
-def stream(bucket: str) -> str:
-    return bucket
+def stream(url: str, name: str) -> str:
+    """A stream of the test's own."""
+    create_stream(url, name)
+    return name
 
 
 def fill(url: str, name: str, subjects: str) -> list[int]:
@@ -74,10 +75,8 @@ POLICIES: dict[str, tuple[dict[str, Any], list[int]]] = {
 
 
 @pytest.mark.parametrize("case", POLICIES)
-def test_deliver_policy_selects_messages(shared_server: NatsServer, stream: str, case: str) -> None:
+def test_deliver_policy_selects_messages(url: str, stream: str, case: str) -> None:
     options, expected = POLICIES[case]
-    url = shared_server.url
-    create_stream(url, stream)
     fill(url, stream, "abab" + "ac")
     options = {name: str(value).replace("NAME", stream) for name, value in options.items()}
     assert read(url, stream, **options) == expected
@@ -85,9 +84,7 @@ def test_deliver_policy_selects_messages(shared_server: NatsServer, stream: str,
         assert sequences(read_batch(url, subject=f"{stream}.>", **options)) == expected
 
 
-def test_columns(shared_server: NatsServer, stream: str) -> None:
-    url = shared_server.url
-    create_stream(url, stream)
+def test_columns(url: str, stream: str) -> None:
     publish(url, [(f"{stream}.a", b"x", {"Colour": "red"})])
     (row,) = read_batch(url, stream=stream, includeHeaders=True)
     assert (row["stream"], row["subject"], row["data"]) == (stream, f"{stream}.a", b"x")
@@ -96,9 +93,7 @@ def test_columns(shared_server: NatsServer, stream: str) -> None:
     assert row["data"] is None
 
 
-def test_ranges_of_time_adjoin(shared_server: NatsServer, stream: str) -> None:
-    url = shared_server.url
-    create_stream(url, stream)
+def test_ranges_of_time_adjoin(url: str, stream: str) -> None:
     for one in "abcdef":
         fill(url, stream, one)
     times = [row["timestamp"].isoformat() for row in read_batch(url, stream=stream)]
@@ -111,35 +106,32 @@ def test_ranges_of_time_adjoin(shared_server: NatsServer, stream: str) -> None:
     assert read(url, stream, startTime="2020-01-01T00:00:00Z", endTime="2020-01-02T00:00:00Z") == []
 
 
-def test_range_outside_stream(shared_server: NatsServer, stream: str) -> None:
-    url = shared_server.url
+def test_range_outside_stream(url: str, name: str) -> None:
     with pytest.raises(StreamNotFoundError, match="'stream'"):
-        read(url, stream)
-    create_stream(url, stream)
-    assert read(url, stream) == []
-    assert read(url, stream, deliverPolicy="last_per_subject") == []
-    assert read(url, stream, deliverPolicy="last") == []
-    fill(url, stream, "ab")
+        read(url, name)
+    create_stream(url, name)
+    assert read(url, name) == []
+    assert read(url, name, deliverPolicy="last_per_subject") == []
+    assert read(url, name, deliverPolicy="last") == []
+    fill(url, name, "ab")
     with pytest.raises(OptionError, match=r"'endSequence': 3 lies beyond.*minLastSequence=3"):
-        read(url, stream, endSequence=3)
+        read(url, name, endSequence=3)
     with pytest.raises(OptionError, match=r"'startSequence': 4 lies beyond"):
-        read(url, stream, startSequence=4)
+        read(url, name, startSequence=4)
     for option in ("startTime", "endTime"):
         with pytest.raises(OptionError, match=f"'{option}'.*future"):
-            read(url, stream, **{option: "2999-01-01T00:00:00Z"})
+            read(url, name, **{option: "2999-01-01T00:00:00Z"})
     with pytest.raises(ConfigurationError, match="has no subject"):
-        read(url, stream, filterSubjects="elsewhere.>")
+        read(url, name, filterSubjects="elsewhere.>")
     with pytest.raises(MinLastSequenceError):
-        read(url, stream, minLastSequence=3, requestTimeout=1)
-    assert read(url, stream, minLastSequence=2, endSequence=2) == [1, 2]
-    create_stream(url, f"{stream}w", retention="workqueue")
+        read(url, name, minLastSequence=3, requestTimeout=1)
+    assert read(url, name, minLastSequence=2, endSequence=2) == [1, 2]
+    create_stream(url, f"{name}w", retention="workqueue")
     with pytest.raises(UnsupportedStreamError, match="retention"):
-        read(url, f"{stream}w")
+        read(url, f"{name}w")
 
 
-def test_holes_and_splits(shared_server: NatsServer, stream: str) -> None:
-    url = shared_server.url
-    create_stream(url, stream)
+def test_holes_and_splits(url: str, stream: str) -> None:
     fill(url, stream, "ab" * 500)
     for seq in (1, 2, 500, 501, 1000):
         api(url, f"STREAM.MSG.DELETE.{stream}", {"seq": seq})
@@ -155,14 +147,13 @@ def test_holes_and_splits(shared_server: NatsServer, stream: str) -> None:
         assert sequences(rows_of_task(reader, tasks[1])) == found[1]
 
 
-def test_messages_written_after_planning(shared_server: NatsServer, stream: str) -> None:
+def test_messages_written_after_planning(url: str, name: str) -> None:
     """A batch ends with the last message at planning; last messages may be newer."""
-    url = shared_server.url
-    create_stream(url, stream, max_msgs_per_subject=1)
-    fill(url, stream, "abc")
-    last = planned_batch(url, stream=stream, deliverPolicy="last_per_subject")
-    everything = planned_batch(url, stream=stream, filterSubjects=f"{stream}.b")
-    fill(url, stream, "ad")
+    create_stream(url, name, max_msgs_per_subject=1)
+    fill(url, name, "abc")
+    last = planned_batch(url, stream=name, deliverPolicy="last_per_subject")
+    everything = planned_batch(url, stream=name, filterSubjects=f"{name}.b")
+    fill(url, name, "ad")
     assert sequences(everything()) == [2]
     assert sequences(last()) == [2, 3, 4, 5]
 
@@ -171,14 +162,12 @@ def test_messages_written_after_planning(shared_server: NatsServer, stream: str)
     ("subject", "expected"), [(">", [6]), ("NAME.a", [5]), ("NAME.c", []), ("NAME.d", [4])]
 )
 def test_message_written_while_planned(
-    shared_server: NatsServer,
+    url: str,
     stream: str,
     monkeypatch: pytest.MonkeyPatch,
     subject: str,
     expected: list[int],
 ) -> None:
-    url = shared_server.url
-    create_stream(url, stream)
     fill(url, stream, "abad")
 
     async def after_a_write(*args: Any) -> int:
@@ -194,10 +183,8 @@ def test_message_written_while_planned(
 
 
 def test_messages_aged_out_before_read(
-    shared_server: NatsServer, stream: str, caplog: pytest.LogCaptureFixture
+    url: str, stream: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    url = shared_server.url
-    create_stream(url, stream)
     fill(url, stream, "abc" * 20)
     reader = batch_reader(url, stream=stream)
     (task,) = tasks_of(reader)
@@ -224,9 +211,7 @@ def test_messages_aged_out_before_read(
 # -- in Spark -------------------------------------------------------------------------------------
 
 
-def test_spark_reads(spark: SparkSession, shared_server: NatsServer, stream: str) -> None:
-    url = shared_server.url
-    create_stream(url, stream)
+def test_spark_reads(spark: SparkSession, url: str, stream: str) -> None:
     fill(url, stream, "abab")
     options = {"servers": url, "stream": stream, "startSequence": "2", "minPartitions": "2"}
     frame = spark.read.format("nats_stream").options(**options).load()

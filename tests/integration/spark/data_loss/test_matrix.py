@@ -266,10 +266,10 @@ def test_planned_batch(scene: Scene, event: Event, accept: bool) -> None:
 
 @pytest.mark.parametrize("older", [False, True], ids=["restored", "older backup"])
 def test_stream_of_several_polled_during_its_restore(
-    shared_server: NatsServer, older: bool, caplog: pytest.LogCaptureFixture
+    url: str, older: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A restore deletes the stream first: an accepting query keeps its position meanwhile."""
-    recorded, other = (RecordedStream("kv", shared_server.url).create() for _ in "ab")
+    recorded, other = (RecordedStream("kv", url).create() for _ in "ab")
     recorded.write(FIRST)
     restore = back_up(recorded.url, recorded.stream)
     recorded.write(SECOND)
@@ -310,9 +310,9 @@ def test_stream_of_several_polled_during_its_restore(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_messages_purged_after_they_were_read(
-    shared_server: NatsServer, kind: str, caplog: pytest.LogCaptureFixture
+    url: str, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    recorded = RecordedStream(kind, shared_server.url).create()
+    recorded = RecordedStream(kind, url).create()
     recorded.write(FIRST)
     with recorded.query() as first:
         first.until(FIRST)
@@ -326,11 +326,9 @@ def test_messages_purged_after_they_were_read(
 
 
 @pytest.mark.parametrize("kind", ["kv", "stream"])
-def test_history_purged_before_first_micro_batch_is_read(
-    shared_server: NatsServer, kind: str
-) -> None:
+def test_history_purged_before_first_micro_batch_is_read(url: str, kind: str) -> None:
     """A query that has read no row starts at the oldest message that is left."""
-    recorded = RecordedStream(kind, shared_server.url).create()
+    recorded = RecordedStream(kind, url).create()
     recorded.write(FIRST)
     with recorded.query() as first:
         assert first.plan()
@@ -345,11 +343,9 @@ def test_history_purged_before_first_micro_batch_is_read(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_recreated_stream_grown_past_superseded_checkpoint(
-    shared_server: NatsServer, kind: str
-) -> None:
+def test_recreated_stream_grown_past_superseded_checkpoint(url: str, kind: str) -> None:
     """The message at the checkpoint's sequence was superseded in the re-created stream."""
-    recorded = RecordedStream(kind, shared_server.url).create(max_msgs_per_subject=1)
+    recorded = RecordedStream(kind, url).create(max_msgs_per_subject=1)
     recorded.write(FIRST)
     with recorded.query() as first:
         first.until(FIRST)
@@ -368,11 +364,9 @@ def test_recreated_stream_grown_past_superseded_checkpoint(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_restored_stream_whose_checkpoint_was_superseded(
-    shared_server: NatsServer, kind: str
-) -> None:
+def test_restored_stream_whose_checkpoint_was_superseded(url: str, kind: str) -> None:
     """The backup has another message of the checkpoint's key, or none up to the checkpoint."""
-    recorded = RecordedStream(kind, shared_server.url).create(max_msgs_per_subject=1)
+    recorded = RecordedStream(kind, url).create(max_msgs_per_subject=1)
     recorded.write(FIRST)
     with recorded.query() as first:
         first.until(FIRST)

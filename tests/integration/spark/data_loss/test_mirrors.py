@@ -26,7 +26,6 @@ from typing import Any
 
 import pytest
 
-from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError
 from nats_stream_source.options import kv_options
 from tests.support.nats.backup import Restore, back_up
@@ -88,8 +87,8 @@ class Mirror:
 
 
 @pytest.fixture(params=KINDS_IN_TURN)
-def mirror(request: pytest.FixtureRequest, shared_server: NatsServer) -> Mirror:
-    return Mirror(request.param, shared_server.url)
+def mirror(request: pytest.FixtureRequest, url: str) -> Mirror:
+    return Mirror(request.param, url)
 
 
 @pytest.mark.parametrize(
@@ -257,13 +256,13 @@ def in_new_epoch(query: QueryDriver) -> bool:
     return bool(query.offset["epoch"] == 1)
 
 
-def test_mirror_of_several_is_awaited_alone(shared_server: NatsServer) -> None:
+def test_mirror_of_several_is_awaited_alone(url: str) -> None:
     """The other bucket is read while the mirror lags, and the loss names the mirror."""
-    mirror, other = Mirror("kv", shared_server.url), RecordedStream("kv", shared_server.url)
+    mirror, other = Mirror("kv", url), RecordedStream("kv", url)
     other.create()
     options = kv_options(
         {
-            "servers": shared_server.url,
+            "servers": url,
             "buckets": f"{mirror.own.name},{other.name}",
             "includeHistory": "true",
         }

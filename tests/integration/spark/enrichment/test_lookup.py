@@ -61,8 +61,7 @@ def rows(*batches: pa.RecordBatch, lookup: Lookup) -> Rows:
     return [row[1:] for row in found]
 
 
-def test_rows_keep_their_order_and_have_their_entries(shared_server: NatsServer) -> None:
-    url = shared_server.url
+def test_rows_keep_their_order_and_have_their_entries(url: str) -> None:
     create_bucket(url, "b", history=3)
     put_many(url, "b", [("x", b"old"), ("x", b"1"), ("y.z", b""), ("gone", b"2"), ("went", b"2")])
     delete(url, "b", "gone")
@@ -78,11 +77,8 @@ def test_rows_keep_their_order_and_have_their_entries(shared_server: NatsServer)
     assert one.schema.types[2:] == [pa.timestamp("us", "UTC"), pa.binary()]
 
 
-def test_keys_that_bucket_cannot_have(
-    shared_server: NatsServer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_keys_that_bucket_cannot_have(url: str, caplog: pytest.LogCaptureFixture) -> None:
     """They are not sent: a wildcard would match other keys."""
-    url = shared_server.url
     create_bucket(url, "bad")
     put_many(url, "bad", [("x", b"1"), ("a.b", b"2")])
     bad = [">", "*", "a.*", "", ".", "a..b", "a.b.", "a b", "ä", 'x","a.b', "x\n", "k" * 5000]
@@ -93,8 +89,8 @@ def test_keys_that_bucket_cannot_have(
 
 
 @pytest.mark.parametrize("chain", ["base64", "path", "path,base64"])
-def test_codecs(shared_server: NatsServer, chain: str) -> None:
-    url, bucket = shared_server.url, f"c{chain.replace(',', '')}"
+def test_codecs(url: str, chain: str) -> None:
+    bucket = f"c{chain.replace(',', '')}"
     create_bucket(url, bucket)
     codecs = tuple(chain.split(","))
     keys = ["plain", "a/b c" if "base64" in chain else "a/b", "/root"]
@@ -106,17 +102,15 @@ def test_codecs(shared_server: NatsServer, chain: str) -> None:
     assert found == [(None,), (keys[1].encode(),), (b"/root",), (None,)]
 
 
-def test_key_that_is_stored_as_another_key(shared_server: NatsServer) -> None:
+def test_key_that_is_stored_as_another_key(url: str) -> None:
     """``path`` stores ``a/b/`` and ``a.b`` as ``a.b``, which is the key ``a/b``."""
-    url = shared_server.url
     create_bucket(url, "paths")
     put(url, "paths", "a.b", b"v")
     lookup = task(url, "paths", keyCodec="path")
     assert rows(batch("a/b", "a/b/", "a.b"), lookup=lookup) == [(b"v",), (None,), (None,)]
 
 
-def test_undecodable_value(shared_server: NatsServer) -> None:
-    url = shared_server.url
+def test_undecodable_value(url: str) -> None:
     create_bucket(url, "und")
     put_many(url, "und", [("good", b"YQ"), ("bad", b"?")])
     with pytest.raises(UndecodableError, match=r"'bad' of bucket 'und', revision 2.*'valueCodec'"):
@@ -127,10 +121,9 @@ def test_undecodable_value(shared_server: NatsServer) -> None:
 
 
 def test_large_values_are_requested_and_yielded_in_pieces(
-    shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+    url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(entries, "_MAX_BYTES", 10_000)
-    url = shared_server.url
     create_bucket(url, "large")
     put_many(url, "large", ((f"k{i}", b"%d" % i * 1000) for i in range(10, 60)))
     put(url, "large", "huge", b"x" * 50_000)
@@ -144,15 +137,13 @@ def test_large_values_are_requested_and_yielded_in_pieces(
             assert value == (b"x" * 50_000 if key == "huge" else key[1:].encode() * 1000)
 
 
-def test_batches_without_rows_or_keys(shared_server: NatsServer) -> None:
-    url = shared_server.url
+def test_batches_without_rows_or_keys(url: str) -> None:
     create_bucket(url, "void")
     assert rows(batch(), batch(None, None), batch("x"), lookup=task(url, "void")) == [(None,)] * 3
     assert rows(lookup=task(url, "void")) == []
 
 
-def test_entries_of_each_batch_are_current(shared_server: NatsServer) -> None:
-    url = shared_server.url
+def test_entries_of_each_batch_are_current(url: str) -> None:
     create_bucket(url, "moves")
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -164,8 +155,7 @@ def test_entries_of_each_batch_are_current(shared_server: NatsServer) -> None:
     assert found == [[b"0"], [b"1"], [b"2"]]
 
 
-def test_min_last_revision_is_awaited(shared_server: NatsServer) -> None:
-    url = shared_server.url
+def test_min_last_revision_is_awaited(url: str) -> None:
     create_bucket(url, "raw")
     put(url, "raw", "k", b"1")
     options = {"minLastRevision": "2", "requestTimeout": "0.3"}
@@ -224,8 +214,7 @@ def test_server_restarts_between_batches(nats_server: NatsServer) -> None:
         rows(batch("k"), lookup=lookup)
 
 
-def test_random_rows_equal_bucket(shared_server: NatsServer) -> None:
-    url = shared_server.url
+def test_random_rows_equal_bucket(url: str) -> None:
     seed = random.randrange(1 << 32)
     draw = random.Random(seed)
     create_bucket(url, "any", history=2)
@@ -251,18 +240,16 @@ def test_random_rows_equal_bucket(shared_server: NatsServer) -> None:
 
 
 @pytest.fixture
-def devices(shared_server: NatsServer, request: pytest.FixtureRequest) -> str:
+def devices(url: str, request: pytest.FixtureRequest) -> str:
     """A bucket of the test's own: ``d0`` to ``d9``, of which ``d3`` is deleted."""
     name = request.node.name.partition("[")[0]
-    create_bucket(shared_server.url, name)
-    put_many(shared_server.url, name, ((f"d{i}", b"v%d" % i) for i in range(10)))
-    delete(shared_server.url, name, "d3")
+    create_bucket(url, name)
+    put_many(url, name, ((f"d{i}", b"v%d" % i) for i in range(10)))
+    delete(url, name, "d3")
     return name
 
 
-def test_batch_of_all_kinds_of_columns(
-    spark: SparkSession, shared_server: NatsServer, devices: str
-) -> None:
+def test_batch_of_all_kinds_of_columns(spark: SparkSession, url: str, devices: str) -> None:
     """Rows of two tasks; columns that are not looked up stay as they are."""
     columns = (
         "id",
@@ -276,7 +263,7 @@ def test_batch_of_all_kinds_of_columns(
     )
     rows = spark.range(0, 40, 1, 2).selectExpr(*columns)
     added = {"value": "device", "revision": "device_revision"}
-    found = lookup(rows, bucket=devices, key="device_id", columns=added, servers=shared_server.url)
+    found = lookup(rows, bucket=devices, key="device_id", columns=added, servers=url)
     assert found.schema.names == [*rows.schema.names, "device", "device_revision"]
     assert found.schema.fields[: len(columns)] == rows.schema.fields
     expected = {row.id: row for row in rows.collect()}
@@ -292,12 +279,12 @@ def test_batch_of_all_kinds_of_columns(
 
 
 def test_query_has_entries_of_each_micro_batch(
-    spark: SparkSession, shared_server: NatsServer, devices: str, tmp_path: Path
+    spark: SparkSession, url: str, devices: str, tmp_path: Path
 ) -> None:
     source, found = tmp_path / "events", list[Row]()
     source.mkdir()
     events = spark.readStream.schema("device_id STRING").json(str(source))
-    enriched = lookup(events, bucket=devices, key="DEVICE_ID", servers=shared_server.url)
+    enriched = lookup(events, bucket=devices, key="DEVICE_ID", servers=url)
 
     def run() -> list[Row]:
         found.clear()
@@ -308,15 +295,13 @@ def test_query_has_entries_of_each_micro_batch(
 
     (source / "1.json").write_text('{"device_id": "d1"}\n{"device_id": "d3"}\n')
     assert run() == [Row(device_id="d1", value=b"v1"), Row(device_id="d3", value=None)]
-    put(shared_server.url, devices, "d3", b"back")
+    put(url, devices, "d3", b"back")
     (source / "2.json").write_text('{"device_id": "d3"}\n')
     assert run() == [Row(device_id="d3", value=b"back")]
 
 
-def test_missing_bucket_is_named_in_failure_of_task(
-    spark: SparkSession, shared_server: NatsServer
-) -> None:
-    rows = lookup(_rows(spark).drop("value"), bucket="absent", key="k", servers=shared_server.url)
+def test_missing_bucket_is_named_in_failure_of_task(spark: SparkSession, url: str) -> None:
+    rows = lookup(_rows(spark).drop("value"), bucket="absent", key="k", servers=url)
     with pytest.raises(PySparkException, match="BucketNotFoundError: bucket 'absent' does not exi"):
         rows.collect()
 

@@ -1,4 +1,4 @@
-"""Buckets of the tests of the planner."""
+"""Servers and buckets of the tests of the planner."""
 
 from __future__ import annotations
 
@@ -9,8 +9,14 @@ from tests.support.nats.buckets import create_bucket, put_many
 
 
 @pytest.fixture
-def ten(nats_server: NatsServer) -> str:
-    """The address of a server whose bucket ``b`` has ten entries, one a key."""
-    create_bucket(nats_server.url, "b")
-    put_many(nats_server.url, "b", ((f"k{i}", b"v") for i in range(10)))
+def url(nats_server: NatsServer) -> str:
+    """The address of a server of the test's own."""
     return nats_server.url
+
+
+@pytest.fixture
+def ten(url: str) -> str:
+    """The address of a server whose bucket ``b`` has ten entries, one a key."""
+    create_bucket(url, "b")
+    put_many(url, "b", ((f"k{i}", b"v") for i in range(10)))
+    return url

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.direct_get.request import MessageCount, count_messages
 from nats_stream_source.rows.base import Split
@@ -22,15 +21,15 @@ from tests.support.query_driver.driver import new_query
 pytestmark = pytest.mark.servers
 
 
-def test_initial_values_of_bucket_with_history_are_one_batch(nats_server: NatsServer) -> None:
-    create_bucket(nats_server.url, "b", history=5)
-    put_many(nats_server.url, "b", ((f"k{i % 4}", b"v") for i in range(20)))
-    with new_query(nats_server.url, bucket="b", maxRowsPerTrigger=2, minPartitions=2) as query:
+def test_initial_values_of_bucket_with_history_are_one_batch(url: str) -> None:
+    create_bucket(url, "b", history=5)
+    put_many(url, "b", ((f"k{i % 4}", b"v") for i in range(20)))
+    with new_query(url, bucket="b", maxRowsPerTrigger=2, minPartitions=2) as query:
         assert query.plan()
         (first,) = query.splits
         query.read()
         end = query.offset
-        put(nats_server.url, "b", "later", b"v")
+        put(url, "b", "later", b"v")
         assert query.plan()
         (second,) = query.splits
     found = [end[name] for name in ("stream_seq", "consumer_seq", "initial_through")]
@@ -48,7 +47,7 @@ LIMIT = 60
 
 @pytest.mark.parametrize("keys", [None, "a.*", "a.*,b.*,c.*,d.*,e.*"])
 def test_limit_with_nine_tenths_removed(
-    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch, keys: str | None
+    url: str, monkeypatch: pytest.MonkeyPatch, keys: str | None
 ) -> None:
     counted: list[int] = []
 
@@ -62,11 +61,11 @@ def test_limit_with_nine_tenths_removed(
     chance = random.Random(1)
     names = [f"{'abcdef'[key % 6]}.{key}" for key in range(KEYS)]
     written = [names[chance.randrange(KEYS)] for _ in range(WRITES)]
-    create_bucket(nats_server.url, "b", history=1)
-    put_many(nats_server.url, "b", ((name, b"v") for name in written))
+    create_bucket(url, "b", history=1)
+    put_many(url, "b", ((name, b"v") for name in written))
     read = tuple((keys or "").replace("*", "").split(","))
     last = {name: seq for seq, name in enumerate(written, start=1) if name.startswith(read)}
-    with new_query(nats_server.url, bucket="b", maxRowsPerTrigger=LIMIT, keys=keys) as query:
+    with new_query(url, bucket="b", maxRowsPerTrigger=LIMIT, keys=keys) as query:
         rows = [len(batch.records) for batch in query.drain()]
     assert sum(rows) == len(last)
     assert max(rows) <= LIMIT
@@ -74,14 +73,14 @@ def test_limit_with_nine_tenths_removed(
     assert len(counted) <= 1.5 * len(rows) + 2
 
 
-def test_filter_rarely_matching_does_not_stay_behind(nats_server: NatsServer) -> None:
-    create_bucket(nats_server.url, "b", history=64)
-    put(nats_server.url, "b", "rare", b"v")
-    with new_query(nats_server.url, bucket="b", keys="rare") as query:
+def test_filter_rarely_matching_does_not_stay_behind(url: str) -> None:
+    create_bucket(url, "b", history=64)
+    put(url, "b", "rare", b"v")
+    with new_query(url, bucket="b", keys="rare") as query:
         query.drain()
         positions = [query.seq]
         for _ in range(8):
-            put_many(nats_server.url, "b", [(f"k{i}", b"v") for i in range(10)])
+            put_many(url, "b", [(f"k{i}", b"v") for i in range(10)])
             query.drain()
             positions.append(query.seq)
     assert positions[0] == 1
@@ -90,9 +89,8 @@ def test_filter_rarely_matching_does_not_stay_behind(nats_server: NatsServer) ->
 
 
 @pytest.mark.parametrize("limit", [1, 5, 50])
-def test_limit_while_others_write_is_not_exceeded(nats_server: NatsServer, limit: int) -> None:
+def test_limit_while_others_write_is_not_exceeded(url: str, limit: int) -> None:
     """Each range advances, and has at most the limit at the time at which it was planned."""
-    url = nats_server.url
     create_bucket(url, "b", history=1)
     chance = random.Random(1)
 
@@ -134,15 +132,15 @@ def splits_of(url: str, **options: Any) -> list[Split]:
 
 
 @pytest.mark.parametrize("keys", [None, "a.*", "a.*,b.*,c.*,d.*,e.*,f.*"])
-def test_splits_are_balanced_by_rows(nats_server: NatsServer, keys: str | None) -> None:
+def test_splits_are_balanced_by_rows(url: str, keys: str | None) -> None:
     """All but one that are left lie in the last twentieth of the stream."""
-    create_bucket(nats_server.url, "b")
+    create_bucket(url, "b")
     names = [f"{'abcdef'[i % 6]}.{i}" for i in range(600)]
-    put(nats_server.url, "b", "a.first", b"v")
-    put_many(nats_server.url, "b", ((names[i % 3], b"v") for i in range(11_399)))
-    put_many(nats_server.url, "b", ((name, b"v") for name in names))
+    put(url, "b", "a.first", b"v")
+    put_many(url, "b", ((names[i % 3], b"v") for i in range(11_399)))
+    put_many(url, "b", ((name, b"v") for name in names))
     last = 12_000
-    splits = splits_of(nats_server.url, minPartitions=4, keys=keys)
+    splits = splits_of(url, minPartitions=4, keys=keys)
     assert splits[0].range.start == 0
     assert all(a.range.end == b.range.start for a, b in itertools.pairwise(splits))
     wanted = tuple((keys or "").replace("*", "").split(","))

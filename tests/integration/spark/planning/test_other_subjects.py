@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from tests.support.nats.buckets import (
@@ -38,10 +37,10 @@ def create_with_source(url: str, **source: Any) -> None:
 
 @pytest.mark.parametrize("mode", ["batch", "streaming"])
 def test_source_without_transform_is_reported(
-    nats_server: NatsServer, caplog: pytest.LogCaptureFixture, mode: str
+    url: str, caplog: pytest.LogCaptureFixture, mode: str
 ) -> None:
-    create_with_source(nats_server.url)
-    start(nats_server.url, mode)
+    create_with_source(url)
+    start(url, mode)
     (record,) = [one for one in caplog.records if TEXT in one.getMessage()]
     assert "messages=3" in record.getMessage()
     assert "subject transform to $KV.b.>" in record.getMessage()
@@ -49,9 +48,9 @@ def test_source_without_transform_is_reported(
 
 @pytest.mark.parametrize("mirrored", [False, True], ids=["bucket", "mirror"])
 def test_further_subject_is_reported(
-    nats_server: NatsServer, caplog: pytest.LogCaptureFixture, mirrored: bool
+    url: str, caplog: pytest.LogCaptureFixture, mirrored: bool
 ) -> None:
-    url, bucket = nats_server.url, "m" if mirrored else "b"
+    bucket = "m" if mirrored else "b"
     create_bucket(url, "b", subjects=["$KV.b.>", "other.>"])
     put_many(url, "b", [("own", b"1")])
     publish(url, [("other.1", b"2", None), ("other.2", b"3", None)])
@@ -64,9 +63,8 @@ def test_further_subject_is_reported(
 
 @pytest.mark.parametrize("entries", [0, 1, 2])
 def test_messages_that_arrive_while_query_runs_are_reported(
-    nats_server: NatsServer, caplog: pytest.LogCaptureFixture, entries: int
+    url: str, caplog: pytest.LogCaptureFixture, entries: int
 ) -> None:
-    url = nats_server.url
     create_bucket(url, "b", subjects=["$KV.b.>", "other.>"])
     put_many(url, "b", [(f"k{n}", b"1") for n in range(entries)])
     with new_query(url, bucket="b") as query:
@@ -80,14 +78,12 @@ def test_messages_that_arrive_while_query_runs_are_reported(
     assert f"messages={max(1, entries)}" in record.getMessage()
 
 
-def test_source_with_transform_is_not_reported(
-    nats_server: NatsServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    create_with_source(nats_server.url, subject_transforms=TRANSFORM)
+def test_source_with_transform_is_not_reported(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    create_with_source(url, subject_transforms=TRANSFORM)
     for mode in ("batch", "streaming"):
-        start(nats_server.url, mode)
+        start(url, mode)
     assert TEXT not in caplog.text
-    assert len(read_batch(nats_server.url, bucket="b")) == 4
+    assert len(read_batch(url, bucket="b")) == 4
 
 
 def start(url: str, mode: str) -> None:
@@ -105,9 +101,8 @@ LEFT_OUT = "messages of other subjects are left out"
 @pytest.mark.parametrize("count", [1, 50], ids=["small range", "consumer"])
 @pytest.mark.parametrize("history", [1, 5])
 def test_messages_of_removed_subject_are_left_out(
-    nats_server: NatsServer, caplog: pytest.LogCaptureFixture, history: int, count: int
+    url: str, caplog: pytest.LogCaptureFixture, history: int, count: int
 ) -> None:
-    url = nats_server.url
     config = bucket_config("b", history)
     further = {**config, "subjects": [*config["subjects"], "other.>"]}
     api(url, "STREAM.CREATE.KV_b", further)
@@ -126,10 +121,9 @@ def test_messages_of_removed_subject_are_left_out(
 
 @pytest.mark.parametrize("history", [1, 5])
 def test_batch_completes_while_bucket_with_removed_subject_is_written(
-    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch, history: int
+    url: str, monkeypatch: pytest.MonkeyPatch, history: int
 ) -> None:
     """The list of the leader's subjects, the last resort of a batch, lacks other subjects too."""
-    url = nats_server.url
     config = bucket_config("b", history)
     api(url, "STREAM.CREATE.KV_b", {**config, "subjects": [*config["subjects"], "other.>"]})
     publish(url, [(f"other.{number}", b"2", None) for number in range(50)])
@@ -148,9 +142,9 @@ def test_batch_completes_while_bucket_with_removed_subject_is_written(
 
 @pytest.mark.parametrize("kind", ["further subject", "earlier subject", "entries only"])
 def test_other_messages_age_out_before_they_are_read(
-    nats_server: NatsServer, caplog: pytest.LogCaptureFixture, kind: str
+    url: str, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
-    url, config = nats_server.url, bucket_config("b", 64)
+    config = bucket_config("b", 64)
     further = {**config, "subjects": [*config["subjects"], "other.>"]}
     api(url, "STREAM.CREATE.KV_b", config if kind == "entries only" else further)
     put_many(url, "b", [("k", b"1")])
@@ -172,13 +166,10 @@ def test_other_messages_age_out_before_they_are_read(
             assert "whether any of them was an entry of the bucket is unknown" in caplog.text
 
 
-def test_entries_of_mirror_age_out_before_they_are_read(nats_server: NatsServer) -> None:
-    url = nats_server.url
+def test_entries_of_mirror_age_out_before_they_are_read(url: str) -> None:
     create_bucket(url, "b", 64)
     put_many(url, "b", [("k", b"1")])
-    mirror = {"name": "KV_m", "mirror": {"name": "KV_b"}, "max_msgs_per_subject": 64}
-    api(url, "STREAM.CREATE.KV_m", mirror)
-    wait_for_seq(url, "KV_m", 1)
+    make_mirror(url, "KV_m", "KV_b", max_msgs_per_subject=64)
     with new_query(url, bucket="m", includeHistory=True) as query:
         query.drain()
         put_many(url, "b", [("k", b"2"), ("k", b"3"), ("k", b"4")])
@@ -196,10 +187,7 @@ def mirror_config(name: str, origin: str) -> dict[str, Any]:
 
 @pytest.mark.servers
 @pytest.mark.parametrize("filled", [True, False], ids=["filled", "empty at the start"])
-def test_mirror_of_mirror_is_read(
-    nats_server: NatsServer, caplog: pytest.LogCaptureFixture, filled: bool
-) -> None:
-    url = nats_server.url
+def test_mirror_of_mirror_is_read(url: str, caplog: pytest.LogCaptureFixture, filled: bool) -> None:
     create_bucket(url, "a", 5)
     for name, origin in (("b", "a"), ("c", "b")):
         api(url, f"STREAM.CREATE.KV_{name}", mirror_config(name, origin))
@@ -221,8 +209,7 @@ def test_mirror_of_mirror_is_read(
     assert TEXT not in caplog.text
 
 
-def test_mirror_promoted_with_subjects_of_origin_is_read(nats_server: NatsServer) -> None:
-    url = nats_server.url
+def test_mirror_promoted_with_subjects_of_origin_is_read(url: str) -> None:
     create_bucket(url, "a", 5)
     put_many(url, "a", [("x", b"1"), ("y", b"2")])
     api(url, "STREAM.CREATE.KV_m", mirror_config("m", "a"))
@@ -240,9 +227,8 @@ def test_mirror_promoted_with_subjects_of_origin_is_read(nats_server: NatsServer
 
 @pytest.mark.parametrize("fail", [True, False])
 def test_mirror_promoted_with_other_subjects_is_data_loss(
-    nats_server: NatsServer, caplog: pytest.LogCaptureFixture, fail: bool
+    url: str, caplog: pytest.LogCaptureFixture, fail: bool
 ) -> None:
-    url = nats_server.url
     create_bucket(url, "a", 5)
     put_many(url, "a", [("x", b"1"), ("y", b"2")])
     api(url, "STREAM.CREATE.KV_m", mirror_config("m", "a"))

@@ -32,14 +32,12 @@ BEGINNINGS: dict[str, tuple[dict[str, str], int, int]] = {
 
 
 @pytest.mark.parametrize(("options", "origin", "through"), BEGINNINGS.values(), ids=BEGINNINGS)
-def test_beginnings(
-    nats_server: NatsServer, options: dict[str, str], origin: int, through: int
-) -> None:
-    create_bucket(nats_server.url, "b", history=5)
-    put_many(nats_server.url, "b", ((f"k{i % 4}", b"v") for i in range(20)))
-    with new_query(nats_server.url, bucket="b", **options) as query:
+def test_beginnings(url: str, options: dict[str, str], origin: int, through: int) -> None:
+    create_bucket(url, "b", history=5)
+    put_many(url, "b", ((f"k{i % 4}", b"v") for i in range(20)))
+    with new_query(url, bucket="b", **options) as query:
         first = query.initial_offset()
-        put(nats_server.url, "b", "later", b"v")
+        put(url, "b", "later", b"v")
         assert query.initial_offset() == first  # decided once
     found = [first[name] for name in ("origin", "stream_seq", "initial_through")]
     assert found == [origin, origin, through]
@@ -125,14 +123,14 @@ def message_times(url: str) -> dict[int, str]:
     ("config", "level"), [({"allow_msg_ttl": True}, "INFO"), ({"max_age": 10**12}, "WARNING")]
 )
 def test_warning_only_for_settings_that_remove_keys(
-    nats_server: NatsServer, config: dict[str, int], level: str, caplog: pytest.LogCaptureFixture
+    url: str, config: dict[str, int], level: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """nats-py allows TTLs in every bucket: each start of each query would warn."""
     if "allow_msg_ttl" in config:
-        skip_before(nats_server.url, 11)
-    create_bucket(nats_server.url, "b", **config)
+        skip_before(url, 11)
+    create_bucket(url, "b", **config)
     caplog.set_level("INFO")
-    with new_query(nats_server.url, bucket="b") as query:
+    with new_query(url, bucket="b") as query:
         query.initial_offset()
     (line,) = [one for one in caplog.records if "without a marker" in one.getMessage()]
     assert line.levelname == level
@@ -140,39 +138,35 @@ def test_warning_only_for_settings_that_remove_keys(
 
 @pytest.mark.parametrize("limit", [None, 7])
 def test_consumer_seq_counts_what_came_later_and_no_holes_among_initial_values(
-    nats_server: NatsServer, limit: int | None
+    url: str, limit: int | None
 ) -> None:
     """What came later counts also where it was superseded before it was read."""
-    create_bucket(nats_server.url, "b")
-    put_many(nats_server.url, "b", ((f"k{i % 20}", b"v") for i in range(1000)))
-    with new_query(nats_server.url, bucket="b", maxRowsPerTrigger=limit) as query:
+    create_bucket(url, "b")
+    put_many(url, "b", ((f"k{i % 20}", b"v") for i in range(1000)))
+    with new_query(url, bucket="b", maxRowsPerTrigger=limit) as query:
         query.drain()
         assert query.offset["consumer_seq"] == 20
-        put_many(nats_server.url, "b", [(f"k{i % 2}", b"v") for i in range(50)])
+        put_many(url, "b", [(f"k{i % 2}", b"v") for i in range(50)])
         if limit is None:
             assert query.latest_offset(query.offset)["consumer_seq"] == 70
 
 
 @pytest.mark.parametrize(("keys", "count"), [(None, 6), ("a.*", 3), ("a.*,b.1", 4), ("c", 0)])
-def test_consumer_seq_of_last_values_under_filters(
-    nats_server: NatsServer, keys: str | None, count: int
-) -> None:
-    create_bucket(nats_server.url, "b", history=5)
+def test_consumer_seq_of_last_values_under_filters(url: str, keys: str | None, count: int) -> None:
+    create_bucket(url, "b", history=5)
     names = [f"{one}.{i}" for one in "ab" for i in range(3)]
-    put_many(nats_server.url, "b", ((name, b"v") for name in names * 4))
-    with new_query(nats_server.url, bucket="b", keys=keys) as query:
+    put_many(url, "b", ((name, b"v") for name in names * 4))
+    with new_query(url, bucket="b", keys=keys) as query:
         query.drain()
         assert (query.seq, query.offset["consumer_seq"]) == (24, count)
         assert [row["revision"] > 18 for row in query.records] == [True] * count
 
 
-def test_idle_query_sends_few_requests_and_creates_no_consumer(
-    nats_server: NatsServer, asked: list[str]
-) -> None:
-    create_bucket(nats_server.url, "b")
-    put(nats_server.url, "b", "a", b"v")
+def test_idle_query_sends_few_requests_and_creates_no_consumer(url: str, asked: list[str]) -> None:
+    create_bucket(url, "b")
+    put(url, "b", "a", b"v")
     clock = Clock()
-    with new_query(nats_server.url, bucket="b", clock=clock) as query:
+    with new_query(url, bucket="b", clock=clock) as query:
         start = query.latest_offset(query.initial_offset())
         asked.clear()
         began = clock.now
@@ -181,13 +175,12 @@ def test_idle_query_sends_few_requests_and_creates_no_consumer(
             assert query.latest_offset(start) == start
         assert set(asked) == {"STREAM.INFO.KV_b"}
         assert len(asked) < 600
-        put(nats_server.url, "b", "later", b"v")
+        put(url, "b", "later", b"v")
         assert query.latest_offset(start) != start
-    assert consumers(nats_server.url, "b") == []
+    assert consumers(url, "b") == []
 
 
-def test_match_of_one_of_many_filters_is_found_by_next_poll(nats_server: NatsServer) -> None:
-    url = nats_server.url
+def test_match_of_one_of_many_filters_is_found_by_next_poll(url: str) -> None:
     create_bucket(url, "b", history=-1)
     put_many(url, "b", [("other", b"v")] * 1000)
     others = [("other", b"v")] * 20
@@ -256,8 +249,8 @@ def fill(url: str, bucket: str, first: int, count: int) -> None:
     put_many(url, bucket, ((f"k{i}", b"x") for i in range(first, first + count)))
 
 
-def test_micro_batch_waits_for_rows_up_to_delay(shared_server: NatsServer) -> None:
-    url, clock = shared_server.url, Clock()
+def test_micro_batch_waits_for_rows_up_to_delay(url: str) -> None:
+    clock = Clock()
     create_bucket(url, "waits")
     fill(url, "waits", 0, 3)
     with new_query(url, bucket="waits", clock=clock, **WAITS) as query:
@@ -277,8 +270,8 @@ def test_micro_batch_waits_for_rows_up_to_delay(shared_server: NatsServer) -> No
         assert third["stream_seq"] == 14
 
 
-def test_rows_behind_filter(shared_server: NatsServer) -> None:
-    url, clock = shared_server.url, Clock()
+def test_rows_behind_filter(url: str) -> None:
+    clock = Clock()
     create_bucket(url, "filtered")
     put_many(url, "filtered", [("a.1", b"x"), ("b.1", b"x")])
     with new_query(url, bucket="filtered", clock=clock, keys="a.*", **WAITS) as query:
@@ -290,8 +283,8 @@ def test_rows_behind_filter(shared_server: NatsServer) -> None:
         assert query.latest_offset(first)["stream_seq"] == 21
 
 
-def test_available_now_does_not_wait(shared_server: NatsServer) -> None:
-    url, clock = shared_server.url, Clock()
+def test_available_now_does_not_wait(url: str) -> None:
+    clock = Clock()
     create_bucket(url, "now")
     fill(url, "now", 0, 3)
     with new_query(url, bucket="now", clock=clock, **WAITS) as query:

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream.ordered import consumer
 from nats_stream_source.jetstream.ordered.consumer import MergedFilter
 from nats_stream_source.jetstream.subjects import covering, covers
@@ -63,9 +62,9 @@ HOW = ("a marker", "the API", "the API, up to a sequence")
 @pytest.mark.servers
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("kind", ["kv", "stream"])
-def test_purge_while_range_is_read(shared_server: NatsServer, kind: str, how: str) -> None:
+def test_purge_while_range_is_read(url: str, kind: str, how: str) -> None:
     """Of 10 MB that are under way for two filters, the only message of the first one goes."""
-    recorded = RecordedStream(kind, shared_server.url).create(allow_rollup_hdrs=True)
+    recorded = RecordedStream(kind, url).create(allow_rollup_hdrs=True)
     written = [
         ("a", b"first"),
         *((f"b.{key}", value) for key, value in recorded.messages(COUNT, 300)),
@@ -95,11 +94,11 @@ def test_purge_while_range_is_read(shared_server: NatsServer, kind: str, how: st
 
 @pytest.mark.parametrize("kind", ["kv", "kv current", "stream"])
 def test_messages_unmatched_are_left_out(
-    shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch, kind: str
+    url: str, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """With any server, as with lost messages: long ranges of others, rows, and others again."""
     monkeypatch.setattr(consumer, "_FIXED_IN", (99, 0))
-    recorded = RecordedStream(kind, shared_server.url).create()
+    recorded = RecordedStream(kind, url).create()
     written: list[tuple[str, bytes]] = []
     for place in ("c", "a.x", "b", "c", "a.y", "c"):
         written += [(f"{place}.{key}", value) for key, value in recorded.messages(3000)]

@@ -40,10 +40,8 @@ _names = (f"R{i}" for i in itertools.count())
 
 
 @pytest.fixture
-def bucket(shared_server: NatsServer) -> str:
+def bucket(url: str, name: str) -> str:
     """A bucket with the revisions 1 to 6 without the second one."""
-    name = next(_names)
-    url = shared_server.url
     buckets.create_bucket(url, name)
     buckets.put_many(url, name, [("a.x", b"one"), ("a.y", b""), ("b", b"\r\nMSG a 1 1\r\n")])
     buckets.delete(url, name, "a.y")
@@ -130,7 +128,7 @@ WRITES = st.lists(
     ignore_deletes=st.booleans(),
 )
 def test_small_range_has_same_rows_as_consumer(
-    shared_server: NatsServer,
+    url: str,
     writes: list[tuple[str, bytes, dict[str, str] | None]],
     history: int,
     span: tuple[int, int],
@@ -138,7 +136,7 @@ def test_small_range_has_same_rows_as_consumer(
     meta_only: bool,
     ignore_deletes: bool,
 ) -> None:
-    url, name = shared_server.url, next(_names)
+    name = next(_names)
     buckets.create_bucket(url, name, history)
     buckets.publish(url, [(f"$KV.{name}.{key}", value, head) for key, value, head in writes])
     whole = plan_of(url, name, keys, headers_only=meta_only)
@@ -163,8 +161,8 @@ def test_small_range_bound(
     assert consumer is expected
 
 
-def test_large_messages_are_left_to_consumer(shared_server: NatsServer) -> None:
-    url, name = shared_server.url, next(_names)
+def test_large_messages_are_left_to_consumer(shared_server: NatsServer, name: str) -> None:
+    url = shared_server.url
     buckets.create_bucket(url, name)
     buckets.put(url, name, "k", bytes(70_000))
     found, consumer = through(shared_server, plan_of(url, name))
@@ -172,8 +170,8 @@ def test_large_messages_are_left_to_consumer(shared_server: NatsServer) -> None:
     assert consumer
 
 
-def test_last_per_subject_is_left_to_consumer(shared_server: NatsServer) -> None:
-    url, name = shared_server.url, next(_names)
+def test_last_per_subject_is_left_to_consumer(shared_server: NatsServer, name: str) -> None:
+    url = shared_server.url
     buckets.create_bucket(url, name, history=5)
     buckets.put_many(url, name, [("k", b"1"), ("k", b"2")])
     plan = plan_of(url, name, (">",), last_per_subject=True)
@@ -273,7 +271,7 @@ Raw = tuple[str, bytes, bytes]
 """The subject's last token, the header block as it is on the wire (empty: none), the payload."""
 
 
-def publish_raw(server: NatsServer, prefix: str, messages: list[Raw]) -> None:
+def publish_raw(url: str, prefix: str, messages: list[Raw]) -> None:
     """Publish messages whose header blocks no client would write."""
 
     async def work(client: Any) -> None:
@@ -287,13 +285,13 @@ def publish_raw(server: NatsServer, prefix: str, messages: list[Raw]) -> None:
             client._transport.write(frame)
         await client.flush()
 
-    buckets.with_client(server.url, work)
+    buckets.with_client(url, work)
 
 
-def stored(server: NatsServer, stream: str, prefix: str) -> None:
+def stored(url: str, stream: str, prefix: str) -> None:
     """Wait until the stream has all that was published before."""
-    last = buckets.publish(server.url, [(f"{prefix}end", b"", None)])[0]
-    wait_until(lambda: stream_state(server.url, stream)["last_seq"] >= last, "all messages")
+    last = buckets.publish(url, [(f"{prefix}end", b"", None)])[0]
+    wait_until(lambda: stream_state(url, stream)["last_seq"] >= last, "all messages")
 
 
 BLOCKS = [
@@ -332,12 +330,11 @@ MESSAGES = st.lists(
 
 @MANY
 @given(messages=MESSAGES, headers_only=st.booleans())
-def test_streams(shared_server: NatsServer, messages: list[Raw], headers_only: bool) -> None:
+def test_streams(url: str, messages: list[Raw], headers_only: bool) -> None:
     name = next(_names)
-    url = shared_server.url
     create_stream(url, name)
-    publish_raw(shared_server, f"{name}.", messages)
-    stored(shared_server, name, f"{name}.")
+    publish_raw(url, f"{name}.", messages)
+    stored(url, name, f"{name}.")
     given: dict[str, Any] = {"stream": name, "headersOnly": headers_only}
     found = both_ways(url, includeHeaders=True, **given)[:-1]
     plain = both_ways(url, **given)[:-1]
@@ -354,14 +351,13 @@ SUBJECTS = ["x.a", "x.ü.日", "x.\udcff\udcfe", "x.>", "x.*", "x.a>b", "x.\x01"
 
 
 @pytest.mark.parametrize("pattern", [None, "{}.x.>", "{}.x.*", "{}.x.ü.日", "{}.x.a"])
-def test_unusual_subjects(shared_server: NatsServer, pattern: str | None) -> None:
+def test_unusual_subjects(url: str, name: str, pattern: str | None) -> None:
     """Whatever the server takes can be read."""
-    name = next(_names)
-    create_stream(shared_server.url, name)
-    publish_raw(shared_server, f"{name}.", [(subject, b"", b"v") for subject in SUBJECTS])
-    stored(shared_server, name, f"{name}.")
+    create_stream(url, name)
+    publish_raw(url, f"{name}.", [(subject, b"", b"v") for subject in SUBJECTS])
+    stored(url, name, f"{name}.")
     filters = None if pattern is None else pattern.format(name)
-    found = both_ways(shared_server.url, stream=name, filterSubjects=filters)
+    found = both_ways(url, stream=name, filterSubjects=filters)
     assert found
     if pattern is None:
         assert f"{name}.x.\ufffd\ufffd" in [row["subject"] for row in found]
@@ -369,15 +365,13 @@ def test_unusual_subjects(shared_server: NatsServer, pattern: str | None) -> Non
 
 @MANY
 @given(messages=MESSAGES, meta_only=st.booleans(), ignore_deletes=st.booleans())
-def test_buckets(
-    shared_server: NatsServer, messages: list[Raw], meta_only: bool, ignore_deletes: bool
-) -> None:
+def test_buckets(url: str, messages: list[Raw], meta_only: bool, ignore_deletes: bool) -> None:
     name = next(_names)
-    buckets.create_bucket(shared_server.url, name, history=64)
-    publish_raw(shared_server, f"$KV.{name}.", messages)
-    stored(shared_server, f"KV_{name}", f"$KV.{name}.")
+    buckets.create_bucket(url, name, history=64)
+    publish_raw(url, f"$KV.{name}.", messages)
+    stored(url, f"KV_{name}", f"$KV.{name}.")
     given = {"includeHistory": True, "metaOnly": meta_only, "ignoreDeletes": ignore_deletes}
-    found = both_ways(shared_server.url, bucket=name, includeHeaders=True, **given)[:-1]
+    found = both_ways(url, bucket=name, includeHeaders=True, **given)[:-1]
     assert all(row["operation"] == "PUT" for row in found) or not ignore_deletes
     if not meta_only:
         for row in found:
@@ -388,10 +382,8 @@ def _dict(pairs: list[tuple[str, list[str]]] | None) -> dict[str, list[str]] | N
     return None if pairs is None else dict(pairs)
 
 
-def test_headers_of_server(shared_server: NatsServer) -> None:
+def test_headers_of_server(url: str, name: str) -> None:
     """The payload's size, where the payload was left out; a marker's operation."""
-    name = next(_names)
-    url = shared_server.url
     buckets.create_bucket(url, name, history=5)
     buckets.put(url, name, "a", b"12345", {"Trace": "x"})
     buckets.purge(url, name, "b")

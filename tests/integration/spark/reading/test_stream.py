@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import (
     ConfigurationError,
     DataLossError,
@@ -24,8 +23,7 @@ from tests.support.query_driver.driver import new_query, sequences
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
-def test_row_of_message(shared_server: NatsServer, name: str) -> None:
-    url = shared_server.url
+def test_row_of_message(url: str, name: str) -> None:
     created = create_stream(url, name)["created"]
     publish(url, [(f"{name}.a.b", b"\x00\xff", None), (f"{name}.c", b"", {"A": "1"})])
     first, second = both_ways(url, stream=name)
@@ -61,9 +59,8 @@ BEGINNINGS: dict[str, tuple[dict[str, Any], list[int], list[int]]] = {
 @pytest.mark.servers
 @pytest.mark.parametrize("case", BEGINNINGS)
 @pytest.mark.parametrize("storage", ["file", "memory"])
-def test_beginnings(shared_server: NatsServer, name: str, case: str, storage: str) -> None:
+def test_beginnings(url: str, name: str, case: str, storage: str) -> None:
     """A stream with holes at its begin and in the middle, and one message that comes later."""
-    url = shared_server.url
     create_stream(url, name, storage=storage)
     fill(url, name, 8)  # subjects 1, 2, 0, 1, 2, 0, 1, 2
     erase(url, name, 1, 2, 5)
@@ -80,8 +77,7 @@ def test_beginnings(shared_server: NatsServer, name: str, case: str, storage: st
         assert sequences(of_some + filtered.read_new()) == expected_of_some
 
 
-def test_looked_up(shared_server: NatsServer, name: str) -> None:
-    url = shared_server.url
+def test_looked_up(url: str, name: str) -> None:
     create_stream(url, name, f"{name}.a.>", f"{name}.b")
     publish(url, [(f"{name}.a.1", b"", None), (f"{name}.b", b"", None)])
     assert sequences(read(url, None, subject=f"{name}.a.1")) == [1]
@@ -95,9 +91,8 @@ def test_looked_up(shared_server: NatsServer, name: str) -> None:
         read(url, None, subject=f"{name}.>")
 
 
-def test_query_stays_with_its_stream(shared_server: NatsServer, name: str) -> None:
+def test_query_stays_with_its_stream(url: str, name: str) -> None:
     """Another stream has the subject by now: the offset is of the first one."""
-    url = shared_server.url
     create_stream(url, name)
     fill(url, name, 2)
     with new_query(url, subject=f"{name}.1") as query:
@@ -112,9 +107,8 @@ def test_query_stays_with_its_stream(shared_server: NatsServer, name: str) -> No
     assert read(url, name, offset=offset, filterSubjects=f"{name}.1") == []
 
 
-def test_stream_subjects_changed(shared_server: NatsServer, name: str) -> None:
+def test_stream_subjects_changed(url: str, name: str) -> None:
     """Messages of a former subject are read by a filter that matches it, and by no other."""
-    url = shared_server.url
     create_stream(url, name, f"{name}.old.*")
     fill(url, name, 0)
     publish(url, ((f"{name}.old.{i % 2}", b"", None) for i in range(40)))
@@ -134,9 +128,8 @@ def test_stream_subjects_changed(shared_server: NatsServer, name: str) -> None:
         read(url, name, filterSubjects=f"{name}.old.1")
 
 
-def test_last_message_of_former_subject_expires(shared_server: NatsServer, name: str) -> None:
+def test_last_message_of_former_subject_expires(url: str, name: str) -> None:
     """Nothing is wrong with a query that has read it, nor with its restart."""
-    url = shared_server.url
     create_stream(url, name, f"{name}.old")
     publish(url, [(f"{name}.old", b"", None)])
     api(url, f"STREAM.UPDATE.{name}", {"name": name, "subjects": [f"{name}.new"]})
@@ -159,9 +152,8 @@ def test_last_message_of_former_subject_expires(shared_server: NatsServer, name:
 
 
 @pytest.mark.parametrize("direct", [False, True])
-def test_limits_in_stream_of_holes(shared_server: NatsServer, name: str, direct: bool) -> None:
+def test_limits_in_stream_of_holes(url: str, name: str, direct: bool) -> None:
     """With Direct Get and, as streams have it by default, without."""
-    url = shared_server.url
     create_stream(url, name, allow_direct=direct)
     fill(url, name, 300, subjects=4)
     erase(url, name, *(seq for seq in range(1, 301) if seq % 5))
@@ -181,8 +173,7 @@ def test_limits_in_stream_of_holes(shared_server: NatsServer, name: str, direct:
         assert max(map(len, batches)) <= 10
 
 
-def test_limit_in_bytes(shared_server: NatsServer, name: str) -> None:
-    url = shared_server.url
+def test_limit_in_bytes(url: str, name: str) -> None:
     create_stream(url, name)
     publish(url, ((f"{name}.a", bytes(1000), None) for _ in range(100)))
     with new_query(url, stream=name, maxBytesPerTrigger="20k", maxRowsPerTrigger=40) as query:
@@ -192,11 +183,8 @@ def test_limit_in_bytes(shared_server: NatsServer, name: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["new", "all"])
-def test_messages_aged_out_before_first_row(
-    shared_server: NatsServer, name: str, policy: str
-) -> None:
+def test_messages_aged_out_before_first_row(url: str, name: str, policy: str) -> None:
     """What came after the query's beginning is not history, though nothing was read yet."""
-    url = shared_server.url
     create_stream(url, name, max_msgs=4)
     fill(url, name, 3 if policy == "new" else 0)
     with new_query(url, stream=name, deliverPolicy=policy) as query:
@@ -207,9 +195,8 @@ def test_messages_aged_out_before_first_row(
 
 
 @pytest.mark.parametrize("kept", [-1, 2])
-def test_data_loss_after_last_per_subject(shared_server: NatsServer, name: str, kept: int) -> None:
+def test_data_loss_after_last_per_subject(url: str, name: str, kept: int) -> None:
     """Every later message counts, unless the stream itself drops what is superseded."""
-    url = shared_server.url
     create_stream(url, name, max_msgs_per_subject=kept)
     fill(url, name, 6, subjects=2)
     with new_query(url, stream=name, deliverPolicy="last_per_subject") as query:
@@ -225,10 +212,9 @@ def test_data_loss_after_last_per_subject(shared_server: NatsServer, name: str, 
 
 
 def test_filter_covering_stream_detects_loss(
-    shared_server: NatsServer, name: str, caplog: pytest.LogCaptureFixture
+    url: str, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With a narrower one, the stream does not show whether it was a loss."""
-    url = shared_server.url
     create_stream(url, name)
     for subject in (f"{name}.>", f"{name}.1"):
         fill(url, name, 6)
@@ -245,9 +231,8 @@ def test_filter_covering_stream_detects_loss(
                 assert f"whether subject={subject} matched any of them is unknown" in caplog.text
 
 
-def test_stream_recreated_while_waiting(shared_server: NatsServer, name: str) -> None:
+def test_stream_recreated_while_waiting(url: str, name: str) -> None:
     """A query that waits for a sequence to come does not wait in another stream."""
-    url = shared_server.url
     create_stream(url, name)
     with new_query(url, stream=name, startSequence=5) as query:
         assert query.read_new() == []

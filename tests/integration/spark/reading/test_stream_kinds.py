@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import StreamNotFoundError, UnsupportedStreamError
 from tests.integration.spark.reading.streams import both_ways, fill, read
 from tests.support.nats import buckets
@@ -20,9 +19,8 @@ from tests.support.wait import wait_until
 
 @pytest.mark.servers
 @pytest.mark.parametrize("retention", ["workqueue", "interest"])
-def test_messages_removed_by_read(shared_server: NatsServer, name: str, retention: str) -> None:
+def test_messages_removed_by_read(url: str, name: str, retention: str) -> None:
     """Refused, and nothing consumed; a mirror of it is read."""
-    url = shared_server.url
     create_stream(url, name, retention=retention)
     if retention == "interest":
         config = {"name": "keep", "durable_name": "keep", "ack_policy": "explicit"}
@@ -40,9 +38,8 @@ def test_messages_removed_by_read(shared_server: NatsServer, name: str, retentio
         assert sequences(read(url, f"{name}M", filterSubjects=f"{name}.1")) == [1, 4]
 
 
-def test_mirror_is_read(shared_server: NatsServer, name: str) -> None:
+def test_mirror_is_read(url: str, name: str) -> None:
     """Its sequences are those of its origin, also where it has a part only."""
-    url = shared_server.url
     create_stream(url, name)
     fill(url, name, 9)
     make_mirror(url, f"{name}M", name)
@@ -63,9 +60,8 @@ def test_mirror_is_read(shared_server: NatsServer, name: str) -> None:
     assert sequences(read(url, f"{name}P")) == [4, 7]
 
 
-def test_sources_and_transforms(shared_server: NatsServer, name: str) -> None:
+def test_sources_and_transforms(url: str, name: str) -> None:
     """Subjects of elsewhere: the stream has the subjects of a filter for them."""
-    url = shared_server.url
     create_stream(url, name)
     fill(url, name, 6)
     sources = [
@@ -88,9 +84,8 @@ def test_sources_and_transforms(shared_server: NatsServer, name: str) -> None:
 
 
 @pytest.mark.servers
-def test_origin_of_sourced_messages(shared_server: NatsServer, name: str) -> None:
+def test_origin_of_sourced_messages(url: str, name: str) -> None:
     """The stream that the source copied from, also where that one is an aggregate itself."""
-    url = shared_server.url
     create_stream(url, name)
     fill(url, name, 3)
     create_stream(url, f"{name}A", sources=[{"name": name, "filter_subject": f"{name}.2"}])
@@ -108,9 +103,8 @@ def test_origin_of_sourced_messages(shared_server: NatsServer, name: str) -> Non
 
 
 @pytest.mark.servers
-def test_origin_of_entries_of_aggregate_bucket(shared_server: NatsServer, name: str) -> None:
+def test_origin_of_entries_of_aggregate_bucket(url: str, name: str) -> None:
     """Markers too, by both ways of reading."""
-    url = shared_server.url
     for site in ("de", "us"):
         buckets.create_bucket(url, name + site, history=5)
         buckets.put_many(url, name + site, [("a", b"1"), ("b", b"2")])
@@ -163,9 +157,8 @@ def test_stream_of_other_domain() -> None:
             read(two.leaf.url, "FAR")
 
 
-def test_bucket_read_as_stream(shared_server: NatsServer, name: str) -> None:
+def test_bucket_read_as_stream(url: str, name: str) -> None:
     """Markers are messages like others; each key's last message is what a bucket has."""
-    url = shared_server.url
     buckets.create_bucket(url, name, history=1)
     buckets.put_many(url, name, [("a", b"1"), ("b", b"1"), ("a", b"2")])
     buckets.delete(url, name, "b")
@@ -180,9 +173,8 @@ def test_bucket_read_as_stream(shared_server: NatsServer, name: str) -> None:
 @pytest.mark.parametrize("limits", CONSUMER_LIMITS, ids=str)
 @pytest.mark.parametrize("history", [1, 5])
 def test_stream_with_consumer_limits_is_read(
-    shared_server: NatsServer, name: str, limits: dict[str, int], history: int
+    url: str, name: str, limits: dict[str, int], history: int
 ) -> None:
-    url = shared_server.url
     create_stream(url, name, consumer_limits=limits)
     fill(url, name, 40)
     assert sequences(read(url, name)) == list(range(1, 41))
@@ -195,10 +187,7 @@ def test_stream_with_consumer_limits_is_read(
 
 
 @pytest.mark.servers
-def test_query_continues_after_stream_gets_consumer_limits(
-    shared_server: NatsServer, name: str
-) -> None:
-    url = shared_server.url
+def test_query_continues_after_stream_gets_consumer_limits(url: str, name: str) -> None:
     create_stream(url, name)
     fill(url, name, 40)
     with new_query(url, stream=name) as query:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError, PermissionDeniedError
 from nats_stream_source.jetstream.ordered.reader import OrderedReader
 from nats_stream_source.options import Mode, kv_options
@@ -39,9 +38,9 @@ def up_to(**counts: int) -> dict[str, list[int]]:
 # -- limits --------------------------------------------------------------------------------------
 
 
-def test_rows_are_shared_by_lag(nats_server: NatsServer) -> None:
-    fill(nats_server.url, big=60, small=20)
-    with new_query(nats_server.url, bucketPattern=".*", maxRowsPerTrigger=8) as query:
+def test_rows_are_shared_by_lag(url: str) -> None:
+    fill(url, big=60, small=20)
+    with new_query(url, bucketPattern=".*", maxRowsPerTrigger=8) as query:
         batches = [batch.sequences for batch in query.drain()]
     assert sequences_by_stream(query.records) == up_to(big=60, small=20)
     assert {sum(map(len, batch.values())) for batch in batches} == {8}
@@ -50,34 +49,31 @@ def test_rows_are_shared_by_lag(nats_server: NatsServer) -> None:
     ] * 3
 
 
-def test_limit_below_number_of_buckets_serves_each_in_turn(nats_server: NatsServer) -> None:
+def test_limit_below_number_of_buckets_serves_each_in_turn(url: str) -> None:
     counts = {f"b{i}": 4 for i in range(6)}
-    fill(nats_server.url, **counts)
-    with new_query(nats_server.url, bucketPattern=".*", maxRowsPerTrigger=2) as query:
+    fill(url, **counts)
+    with new_query(url, bucketPattern=".*", maxRowsPerTrigger=2) as query:
         batches = [batch.sequences for batch in query.drain()]
     assert sequences_by_stream(query.records) == up_to(**counts)
     assert all(sum(map(len, batch.values())) <= 2 for batch in batches)
     assert set().union(*batches[:3]) == counts.keys()
 
 
-def test_minimum_of_rows_counts_all_buckets(nats_server: NatsServer) -> None:
-    fill(nats_server.url, a=1, b=0)
-    with new_query(
-        nats_server.url, buckets="a,b", minRowsPerTrigger=4, maxTriggerDelay=3600
-    ) as query:
+def test_minimum_of_rows_counts_all_buckets(url: str) -> None:
+    fill(url, a=1, b=0)
+    with new_query(url, buckets="a,b", minRowsPerTrigger=4, maxTriggerDelay=3600) as query:
         assert query.read_sequences() == {"a": [1]}  # the first micro-batch does not wait
-        put_many(nats_server.url, "a", [("1", b""), ("2", b"")])
+        put_many(url, "a", [("1", b""), ("2", b"")])
         assert query.read_sequences() == {}
-        put_many(nats_server.url, "b", [("1", b""), ("2", b"")])
+        put_many(url, "b", [("1", b""), ("2", b"")])
         assert [batch.sequences for batch in query.drain()] == [{"a": [2, 3], "b": [1, 2]}]
 
 
 # -- initial values ------------------------------------------------------------------------------
 
 
-def test_initial_values_of_each_bucket(nats_server: NatsServer) -> None:
+def test_initial_values_of_each_bucket(url: str) -> None:
     """One with history, whose last entries are one range as a whole; one without."""
-    url = nats_server.url
     create_bucket(url, "deep", history=5)
     put_many(url, "deep", ((f"k{i % 3}", b"v") for i in range(9)))
     fill(url, flat=4)
@@ -91,13 +87,13 @@ def test_initial_values_of_each_bucket(nats_server: NatsServer) -> None:
     assert initial == {("deep", 7), ("deep", 8), ("deep", 9)} | {("flat", i) for i in range(1, 5)}
 
 
-def test_initial_values_end_per_bucket_when_one_is_found_later(nats_server: NatsServer) -> None:
-    fill(nats_server.url, a=2)
-    with new_query(nats_server.url, bucketPattern=".*", discoveryInterval=1) as query:
+def test_initial_values_end_per_bucket_when_one_is_found_later(url: str) -> None:
+    fill(url, a=2)
+    with new_query(url, bucketPattern=".*", discoveryInterval=1) as query:
         query.read_sequences()
-        fill(nats_server.url, b=2)
+        fill(url, b=2)
         query.read_sequences()
-        put(nats_server.url, "b", "k0", b"v")
+        put(url, "b", "k0", b"v")
         query.read_sequences()
     shown = [(row["bucket"], row["revision"], row["initial"]) for row in query.records]
     assert shown == [
@@ -109,35 +105,34 @@ def test_initial_values_end_per_bucket_when_one_is_found_later(nats_server: Nats
 # -- tasks ---------------------------------------------------------------------------------------
 
 
-def test_small_ranges_share_tasks(nats_server: NatsServer) -> None:
+def test_small_ranges_share_tasks(url: str) -> None:
     counts = {f"b{i:02}": 5 for i in range(20)}
-    fill(nats_server.url, **counts)
-    with new_query(nats_server.url, bucketPattern=".*", cores=2) as query:
+    fill(url, **counts)
+    with new_query(url, bucketPattern=".*", cores=2) as query:
         assert query.read_sequences() == up_to(**counts)
         assert 1 <= len(query.tasks) <= 2
         assert sum(len(splits) for splits in query.tasks) == 20
 
 
-def test_minimum_of_partitions_is_shared_by_rows(nats_server: NatsServer) -> None:
-    fill(nats_server.url, big=300, small=3)
-    with new_query(nats_server.url, bucketPattern=".*", minPartitions=4) as query:
+def test_minimum_of_partitions_is_shared_by_rows(url: str) -> None:
+    fill(url, big=300, small=3)
+    with new_query(url, bucketPattern=".*", minPartitions=4) as query:
         assert query.read_sequences() == up_to(big=300, small=3)
         assert len(query.tasks) >= 4
 
 
-def test_repeated_task_reads_same_rows(nats_server: NatsServer) -> None:
-    fill(nats_server.url, a=20, b=30)
-    with new_query(nats_server.url, buckets="a,b") as query:
+def test_repeated_task_reads_same_rows(url: str) -> None:
+    fill(url, a=20, b=30)
+    with new_query(url, buckets="a,b") as query:
         start = query.offset
         assert query.plan()
         first = query.read().sequences
-        put(nats_server.url, "a", "new", b"v")
+        put(url, "a", "new", b"v")
         assert query.read_range(start, query.offset) == first == up_to(a=20, b=30)
 
 
-def test_failed_first_micro_batch_pairs_with_new_initial_offset(nats_server: NatsServer) -> None:
+def test_failed_first_micro_batch_pairs_with_new_initial_offset(url: str) -> None:
     """Spark requests the initial offset again; another bucket may be there by then."""
-    url = nats_server.url
     fill(url, a=2)
     with new_query(url, bucketPattern=".*", updatesOnly=True) as query:
         query.start()
@@ -156,8 +151,7 @@ def test_failed_first_micro_batch_pairs_with_new_initial_offset(nats_server: Nat
 # -- Trigger.AvailableNow ------------------------------------------------------------------------
 
 
-def test_available_now_ends_where_each_bucket_ended(nats_server: NatsServer) -> None:
-    url = nats_server.url
+def test_available_now_ends_where_each_bucket_ended(url: str) -> None:
     fill(url, a=3, b=2)
     given: dict[str, Any] = {"bucketPattern": ".*", "discoveryInterval": 1, "maxRowsPerTrigger": 2}
     with new_query(url, **given) as query:
@@ -171,8 +165,7 @@ def test_available_now_ends_where_each_bucket_ended(nats_server: NatsServer) -> 
         assert next_run.read_sequences() == {"a": [4], "c": [1]}
 
 
-def test_initial_values_of_available_now_end_with_run(nats_server: NatsServer) -> None:
-    url = nats_server.url
+def test_initial_values_of_available_now_end_with_run(url: str) -> None:
     create_bucket(url, "deep", history=5)
     put_many(url, "deep", [("k0", b"v"), ("k0", b"v"), ("k1", b"v")])
     with new_query(url, buckets="deep") as query:
@@ -187,10 +180,10 @@ def test_initial_values_of_available_now_end_with_run(nats_server: NatsServer) -
 # -- requests and permissions --------------------------------------------------------------------
 
 
-def test_idle_query_requests_lists(nats_server: NatsServer, asked: list[str]) -> None:
+def test_idle_query_requests_lists(url: str, asked: list[str]) -> None:
     for i in range(300):
-        create_stream(nats_server.url, f"s{i}", f"s{i}")
-    with new_query(nats_server.url, streamPattern="s.*") as query:
+        create_stream(url, f"s{i}", f"s{i}")
+    with new_query(url, streamPattern="s.*") as query:
         query.read_sequences()
         asked.clear()
         assert not query.plan()
@@ -223,9 +216,9 @@ def test_names_are_read_without_permission_to_list_and_patterns_are_not() -> Non
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_writes_are_read_once_and_in_order(nats_server: NatsServer, seed: int) -> None:
+def test_writes_are_read_once_and_in_order(url: str, seed: int) -> None:
     """Buckets are created, each is written to, the query restarts: each revision is read once."""
-    url, dice = nats_server.url, random.Random(seed)
+    dice = random.Random(seed)
     written: dict[str, list[int]] = {}
     options = {"bucketPattern": ".*", "discoveryInterval": 1, "includeHistory": True}
     options["maxRowsPerTrigger"] = dice.randint(1, 20)
@@ -259,12 +252,12 @@ NAMES = [f"b{i:02}" for i in range(12)]
 
 
 @pytest.fixture
-def twelve(nats_server: NatsServer) -> str:
+def twelve(url: str) -> str:
     """The address of a server with twelve buckets of 100 entries: more than a small range."""
     for name in NAMES:
-        create_bucket(nats_server.url, name)
-        put_many(nats_server.url, name, ((f"k{i}", b"v") for i in range(100)))
-    return nats_server.url
+        create_bucket(url, name)
+        put_many(url, name, ((f"k{i}", b"v") for i in range(100)))
+    return url
 
 
 @pytest.mark.parametrize("long", [False, True], ids=["short ranges", "long ranges"])

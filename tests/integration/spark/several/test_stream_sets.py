@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import (
     BucketNotFoundError,
     ConfigurationError,
@@ -30,12 +29,12 @@ SITES: dict[str, Any] = {"bucketPattern": "site-.*", "discoveryInterval": 1}
 
 
 @pytest.fixture
-def sites(nats_server: NatsServer) -> str:
+def sites(url: str) -> str:
     """The address of a server with the buckets ``site-1`` (two entries) and ``site-2`` (one)."""
     for name, count in (("site-1", 2), ("site-2", 1)):
-        create_bucket(nats_server.url, name)
-        put_many(nats_server.url, name, ((f"k{i}", b"v") for i in range(count)))
-    return nats_server.url
+        create_bucket(url, name)
+        put_many(url, name, ((f"k{i}", b"v") for i in range(count)))
+    return url
 
 
 def test_pattern_finds_bucket_while_query_runs(
@@ -175,9 +174,8 @@ def test_listed_bucket_that_does_not_exist(sites: str, caplog: pytest.LogCapture
 
 
 def test_pattern_without_match_waits_and_logs_once(
-    nats_server: NatsServer, caplog: pytest.LogCaptureFixture
+    url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    url = nats_server.url
     with new_query(url, **SITES) as query:
         assert query.read_sequences() == {}
         assert query.read_sequences() == {}
@@ -195,9 +193,8 @@ def test_pattern_reads_buckets_only(sites: str) -> None:
 
 
 def test_stream_that_cannot_be_read_again_is_error_that_names_it(
-    nats_server: NatsServer,
+    url: str,
 ) -> None:
-    url = nats_server.url
     create_stream(url, "ok", "ok")
     create_stream(url, "jobs", "jobs", retention="workqueue")
     with pytest.raises(UnsupportedStreamError, match="jobs"):
@@ -233,8 +230,7 @@ def test_checkpoint_of_other_buckets_is_refused(
         read_all(sites, offset=query.offset, **now)
 
 
-def test_filter_that_no_bucket_can_match(nats_server: NatsServer) -> None:
-    url = nats_server.url
+def test_filter_that_no_bucket_can_match(url: str) -> None:
     for name in ("orders", "returns"):
         create_stream(url, name)
         publish(url, [(f"{name}.1", b"v", None)])

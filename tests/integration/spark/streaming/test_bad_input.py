@@ -89,13 +89,13 @@ MISSING: dict[str, tuple[type[NatsSourceError], dict[str, str], tuple[str, ...]]
 
 @pytest.mark.parametrize(("error", "options", "texts"), MISSING.values(), ids=MISSING)
 def test_missing(
-    shared_server: NatsServer,
+    url: str,
     error: type[NatsSourceError],
     options: dict[str, str],
     texts: tuple[str, ...],
 ) -> None:
     for text in texts:
-        refused(error, text, shared_server.url, **options)
+        refused(error, text, url, **options)
 
 
 DENIED = {
@@ -151,8 +151,7 @@ def test_right_credentials(guarded: NatsServer) -> None:
     assert len(read_all(guarded.url, bucket="guarded", keys="a,b", **user)) == 2
 
 
-def test_checkpoint_of_another_query(shared_server: NatsServer) -> None:
-    url = shared_server.url
+def test_checkpoint_of_another_query(url: str) -> None:
     for bucket in ("mine", "other"):
         create_bucket(url, bucket)
     put(url, "mine", "a", b"1")
@@ -168,8 +167,8 @@ def test_checkpoint_of_another_query(shared_server: NatsServer) -> None:
     assert read_all(url, **given, keys="b,a") == []  # the order says nothing
 
 
-def test_looked_up_subject_is_filter(shared_server: NatsServer, name: str) -> None:
-    url, some = shared_server.url, f"{name}.a"
+def test_looked_up_subject_is_filter(url: str, name: str) -> None:
+    some = f"{name}.a"
     create_stream(url, name, f"{name}.*")
     publish(url, ((f"{name}.{'ab'[i % 2]}", b"%d" % i, None) for i in range(5)))
     with new_query(url, subject=some) as query:

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from pyspark.sql import Row
 
-from nats_stream_source.embedded import NatsServer
 from tests.support.nats.buckets import (
     api,
     bucket_info,
@@ -118,14 +117,13 @@ WATCHES: dict[str, tuple[int, dict[str, Any], tuple[str, ...], tuple[str, ...]]]
 
 @pytest.mark.parametrize(("history", "options", "first", "then"), WATCHES.values(), ids=WATCHES)
 def test_watch(
-    shared_server: NatsServer,
+    url: str,
     name: str,
     history: int,
     options: dict[str, Any],
     first: tuple[str, ...],
     then: tuple[str, ...],
 ) -> None:
-    url = shared_server.url
     create_bucket(url, name, history)
     put_many(url, name, [("a", b"1"), ("b", b"1"), ("a", b"2")])
     delete(url, name, "c")
@@ -143,10 +141,7 @@ def test_watch(
 
 @pytest.mark.parametrize("history", [1, 5])
 @pytest.mark.parametrize("options", [{}, {"includeHistory": True}, {"updatesOnly": True}], ids=str)
-def test_empty_bucket(
-    shared_server: NatsServer, name: str, history: int, options: dict[str, bool]
-) -> None:
-    url = shared_server.url
+def test_empty_bucket(url: str, name: str, history: int, options: dict[str, bool]) -> None:
     create_bucket(url, name, history)
     with new_query(url, bucket=name, **options) as query:
         assert query.read_new() == []

@@ -15,7 +15,6 @@ from pyspark.sql import SparkSession
 
 from nats_stream_source import watch_progress
 from nats_stream_source.cli.main import main
-from nats_stream_source.embedded import NatsServer
 from nats_stream_source.logs import field_logger, format_fields
 from nats_stream_source.spark.progress import BatchProgress, records
 from tests.support.log_fields import parse_fields
@@ -201,13 +200,12 @@ def inspected(
 
 def test_lag_of_bucket(
     watched: Watched,
-    shared_server: NatsServer,
+    url: str,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """30 sequences, of which 10 are left; then 3 more."""
-    url = shared_server.url
     buckets.create_bucket(url, "lag", 1)
     buckets.put_many(url, "lag", ((f"k{i % 10}", b"v") for i in range(30)))
     options = {"servers": url, "bucket": "lag", "maxRowsPerTrigger": "4"}
@@ -233,12 +231,11 @@ def test_lag_of_bucket(
 
 def test_lag_of_each_bucket(
     watched: Watched,
-    shared_server: NatsServer,
+    url: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Two of three have entries: 30 and 10, of which a micro-batch reads 8."""
-    url = shared_server.url
     for name, count in (("lag-a", 30), ("lag-b", 10), ("lag-c", 0)):
         buckets.create_bucket(url, name)
         buckets.put_many(url, name, ((f"k{i}", b"v") for i in range(count)))
@@ -264,10 +261,7 @@ def test_lag_of_each_bucket(
     assert last.rows_per_second
 
 
-def test_lag_of_stream_with_filter(
-    watched: Watched, shared_server: NatsServer, tmp_path: Path
-) -> None:
-    url = shared_server.url
+def test_lag_of_stream_with_filter(watched: Watched, url: str, tmp_path: Path) -> None:
     create_stream(url, "LAG", "lag.>")
     subjects = ("lag.a", "lag.b", "lag.b")
     buckets.publish(url, [(subjects[i % 3], b"", None) for i in range(30)])

@@ -24,18 +24,18 @@ Make = Callable[..., NoAdmissionReader]
 
 
 @pytest.fixture
-def bucket(shared_server: NatsServer, name: str) -> str:
-    create_bucket(shared_server.url, name, history=10)
+def bucket(url: str, name: str) -> str:
+    create_bucket(url, name, history=10)
     return name
 
 
 @pytest.fixture
-def make(shared_server: NatsServer, bucket: str) -> Iterator[Make]:
+def make(url: str, bucket: str) -> Iterator[Make]:
     """Makes readers, one for each start of the query."""
     made: list[NoAdmissionReader] = []
 
     def reader(**options: str) -> NoAdmissionReader:
-        given = {"servers": shared_server.url, "bucket": bucket, **options}
+        given = {"servers": url, "bucket": bucket, **options}
         made.append(NoAdmissionReader(KvFormat(kv_options(given, Mode.STREAMING))))
         return made[-1]
 

@@ -14,7 +14,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.options.writing import kv_write_options, stream_write_options
 from nats_stream_source.spark.datasource import NatsKvDataSource
@@ -28,12 +27,12 @@ Write = Callable[..., None]
 
 
 @pytest.fixture
-def write(shared_server: NatsServer) -> Write:
+def write(url: str) -> Write:
     """Write a DataFrame to a bucket, or with ``stream`` to a stream."""
 
     def write(frame: DataFrame, mode: str = "append", **options: Any) -> None:
         name = "nats_stream" if "stream" in options else "nats_kv"
-        writer = frame.write.format(name).option("servers", shared_server.url)
+        writer = frame.write.format(name).option("servers", url)
         writer.options(**options).mode(mode).save()
 
     return write
@@ -47,10 +46,7 @@ def entries(url: str, bucket: str) -> dict[str, tuple[str, Any]]:
     return {row["key"]: (row["operation"], row["value"]) for row in read_batch(url, bucket=bucket)}
 
 
-def test_bucket_copy_in_one_line(
-    spark: SparkSession, shared_server: NatsServer, write: Write
-) -> None:
-    url = shared_server.url
+def test_bucket_copy_in_one_line(spark: SparkSession, url: str, write: Write) -> None:
     create_bucket(url, "origin", 3)
     put_many(url, "origin", [(f"k.{i}", b"v%d" % i) for i in range(300)])
     put(url, "origin", "with-headers", b"\x00\xff", {"Trace": "x"})
@@ -67,10 +63,7 @@ def test_bucket_copy_in_one_line(
     assert headers["k.1"] is None
 
 
-def test_operations_headers_and_ttl(
-    spark: SparkSession, shared_server: NatsServer, write: Write
-) -> None:
-    url = shared_server.url
+def test_operations_headers_and_ttl(spark: SparkSession, url: str, write: Write) -> None:
     create = {"ifMissing": "create", "history": "5", "limitMarkerTtl": "60"}
     rows = [
         ("a", "1", None, None, None),
@@ -97,10 +90,7 @@ def test_operations_headers_and_ttl(
     ]
 
 
-def test_rows_of_key_keep_their_order(
-    spark: SparkSession, shared_server: NatsServer, write: Write
-) -> None:
-    url = shared_server.url
+def test_rows_of_key_keep_their_order(spark: SparkSession, url: str, write: Write) -> None:
     frame = spark.range(30_000).selectExpr("concat('k', id % 50) AS key", "string(id) AS value")
     ordered = frame.repartition("key").sortWithinPartitions(frame.value.cast("int"))
     write(ordered, bucket="ordered", ifMissing="create")
@@ -111,10 +101,9 @@ def test_rows_of_key_keep_their_order(
 
 def test_conflicts(
     spark: SparkSession,
-    shared_server: NatsServer,
+    url: str,
     write: Write,
 ) -> None:
-    url = shared_server.url
     create_bucket(url, "conflicts", 5)
     revision = put(url, "conflicts", "a", b"theirs")
     ddl = "key STRING, value STRING, expected_revision BIGINT"
@@ -131,8 +120,7 @@ def test_conflicts(
     assert entries(url, "conflicts")["a"] == ("PUT", b"newer")
 
 
-def test_stream_write(spark: SparkSession, shared_server: NatsServer, write: Write) -> None:
-    url = shared_server.url
+def test_stream_write(spark: SparkSession, url: str, write: Write) -> None:
     rows = [("orders.1", "one", "id-1", None), ("orders.2", "two", None, {"Trace": ["x"]})]
     ddl = "subject STRING, data STRING, msg_id STRING, headers MAP<STRING, ARRAY<STRING>>"
     frame = spark.createDataFrame(rows, ddl).coalesce(1)
@@ -144,11 +132,9 @@ def test_stream_write(spark: SparkSession, shared_server: NatsServer, write: Wri
 
 
 @pytest.mark.parametrize("message_id", ["none", "auto"])
-def test_fast_ingest(
-    spark: SparkSession, shared_server: NatsServer, write: Write, message_id: str
-) -> None:
+def test_fast_ingest(spark: SparkSession, url: str, write: Write, message_id: str) -> None:
     """Every row once and in order; the rows of a task are more than one batch."""
-    url, stream = shared_server.url, f"FAST_{message_id}"
+    stream = f"FAST_{message_id}"
     frame = spark.range(12_000).coalesce(1).selectExpr("CAST(id AS STRING) AS data")
     options = {"stream": stream, "subject": "fast.x." + message_id, "messageId": message_id}
     write(frame, ifMissing="create", fastIngest="true", **options)
@@ -159,9 +145,8 @@ def test_fast_ingest(
     assert len(set(map(str, ids))) == (12_000 if message_id == "auto" else 1)
 
 
-def test_task_repeated_with_fast_ingest(shared_server: NatsServer) -> None:
+def test_task_repeated_with_fast_ingest(url: str) -> None:
     """As Spark repeats a task that has failed at its end: with ids each row is stored once."""
-    url = shared_server.url
     given = {"servers": url, "stream": "AGAIN", "subject": "again", "ifMissing": "create"}
     options = stream_write_options({**given, "fastIngest": "true", "messageId": "auto"})
     rows = pa.record_batch({"data": [b"%d" % i for i in range(2000)]})
@@ -179,9 +164,9 @@ CHANGED = {
 
 @pytest.mark.parametrize("target", ["bucket", "stream"])
 def test_header_that_cannot_be_sent(
-    shared_server: NatsServer, target: str, caplog: pytest.LogCaptureFixture
+    url: str, target: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    url, name = shared_server.url, f"headers-{target}"
+    name = f"headers-{target}"
     headers = pa.array([[("Trace", ["x"]), ("Größe", ["1"])]], HEADERS)
     names = ("key", "value") if target == "bucket" else ("subject", "data")
     rows = pa.record_batch({names[0]: ["a"], names[1]: [b"v"], "headers": headers})
@@ -224,13 +209,13 @@ def copy(
 @pytest.mark.parametrize(("message_id", "copies"), [("auto", 1), ("none", 2)])
 def test_micro_batch_repeated(
     spark: SparkSession,
-    shared_server: NatsServer,
+    url: str,
     tmp_path: Path,
     message_id: str,
     copies: int,
 ) -> None:
     """Without its commit, Spark repeats the last micro-batch: as after a killed driver."""
-    url, source, bucket = shared_server.url, f"source_{message_id}", f"repeated_{message_id}"
+    source, bucket = f"source_{message_id}", f"repeated_{message_id}"
     create_bucket(url, source, 5)
     put_many(url, source, [(f"k{i % 30}", b"%d" % i) for i in range(100)])
     copy(spark, url, source, tmp_path, bucket=bucket, messageId=message_id, history="10")
@@ -281,13 +266,12 @@ REFUSED: list[tuple[str, dict[str, str], str]] = [
 @pytest.mark.parametrize(("columns", "options", "problem"), REFUSED)
 def test_refused(
     spark: SparkSession,
-    shared_server: NatsServer,
+    url: str,
     write: Write,
     columns: str,
     options: dict[str, str],
     problem: str,
 ) -> None:
-    url = shared_server.url
     create_bucket(url, "plain")
     mirror = {"name": "KV_mirrored", "mirror": {"name": "KV_plain"}, "max_msgs_per_subject": 1}
     api(url, "STREAM.CREATE.KV_mirrored", mirror)
@@ -321,14 +305,14 @@ def test_server_unreachable_fails_before_job(spark: SparkSession) -> None:
 
 
 def test_duplicate_window_short_warns(
-    shared_server: NatsServer,
+    url: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    given = {"servers": shared_server.url, "bucket": "short", "ifMissing": "create"}
+    given = {"servers": url, "bucket": "short", "ifMissing": "create"}
     caplog.set_level(logging.WARNING)
     prepare_target(kv_write_options({**given, "messageId": "auto", "duplicateWindow": "5"}))
     assert "duplicate window is shorter than a restart may take" in caplog.text
-    assert publish(shared_server.url, [("$KV.short.a", b"", None)]) == [1], "it was created"
+    assert publish(url, [("$KV.short.a", b"", None)]) == [1], "it was created"
 
 
 @pytest.mark.parametrize(
@@ -337,14 +321,14 @@ def test_duplicate_window_short_warns(
 )
 def test_ttl_in_bucket_with_history_warns(
     spark: SparkSession,
-    shared_server: NatsServer,
+    url: str,
     caplog: pytest.LogCaptureFixture,
     columns: str,
     history: int,
     warns: bool,
 ) -> None:
     bucket = f"expiring{history}"
-    given = {"servers": shared_server.url, "bucket": bucket, "ifMissing": "create"}
+    given = {"servers": url, "bucket": bucket, "ifMissing": "create"}
     options = {**given, "history": str(history), "limitMarkerTtl": "60"}
     caplog.set_level(logging.WARNING)
     NatsKvDataSource(options).writer(StructType.fromDDL(columns), overwrite=False)
