@@ -96,5 +96,13 @@ def before_next(
 
 
 @pytest.fixture
-def followed(nats_server: NatsServer, tmp_path: Path) -> Followed:
-    return Followed(nats_server, tmp_path / "fleet")
+def followed(request: pytest.FixtureRequest, nats_server: NatsServer, tmp_path: Path) -> Followed:
+    """With a bucket of the configuration that is the parameter, by default one with history 1."""
+    followed = Followed(nats_server, tmp_path / "fleet")
+    followed.create(**getattr(request, "param", {}))
+    return followed
+
+
+def of_bucket(**config: Any) -> pytest.MarkDecorator:
+    """Configure the bucket of :func:`followed`."""
+    return pytest.mark.parametrize("followed", [config], indirect=True, ids=str)

@@ -25,7 +25,7 @@ from nats_stream_source.errors import (
     TableError,
     UnsupportedStreamError,
 )
-from tests.integration.follower.conftest import Followed, before_next, reaches
+from tests.integration.follower.conftest import Followed, before_next, of_bucket, reaches
 from tests.support.delta import rows, values
 from tests.support.follower import positions, version
 from tests.support.nats import buckets
@@ -47,8 +47,8 @@ def sequences(table: Path) -> list[int | None]:
 # -- what the table has -------------------------------------------------------------------------
 
 
+@of_bucket(history=3)
 async def test_table_has_columns_and_rows_of_nats_kv(followed: Followed) -> None:
-    followed.create(3)
     followed.put("a=1", "b=1", "a=2")
     followed.delete("b")
     progress = await followed.once()
@@ -67,7 +67,6 @@ async def test_table_has_columns_and_rows_of_nats_kv(followed: Followed) -> None
 
 
 async def test_deleted_key_is_marked_with_mark(followed: Followed) -> None:
-    followed.create()
     async with followed.following(deletes="mark") as follower:
         followed.put("a=1")
         followed.delete("a")
@@ -76,8 +75,8 @@ async def test_deleted_key_is_marked_with_mark(followed: Followed) -> None:
     assert (row["revision"], row["deleted"], row["value"]) == (2, True, None)
 
 
+@of_bucket(history=5)
 async def test_history_has_versions_of_all_revisions(followed: Followed) -> None:
-    followed.create(5)
     followed.put("a=1", "a=2")
     followed.delete("a")
     async with followed.following(history=True) as follower:
@@ -105,7 +104,6 @@ async def test_history_has_versions_of_all_revisions(followed: Followed) -> None
 async def test_option_has_meaning_of_nats_kv(
     followed: Followed, options: dict[str, str], expected: dict[str, bytes]
 ) -> None:
-    followed.create()
     followed.put("a.x=1", "b.x=1", "c=1", "c=2")
     progress = await followed.once(**options)
     assert values(followed.table) == expected
@@ -114,7 +112,6 @@ async def test_option_has_meaning_of_nats_kv(
 
 
 async def test_updates_only_starts_with_next_put_also_after_crash(followed: Followed) -> None:
-    followed.create()
     followed.put("a=1")
     await followed.once(updatesOnly="true")
     followed.put("b=1")
@@ -126,7 +123,6 @@ async def test_updates_only_starts_with_next_put_also_after_crash(followed: Foll
 
 
 async def test_restart_continues_after_position(followed: Followed) -> None:
-    followed.create()
     followed.put("a=1", "b=1")
     await followed.once()
     followed.put("c=1")
@@ -136,7 +132,6 @@ async def test_restart_continues_after_position(followed: Followed) -> None:
 
 
 async def test_idle_follower_makes_no_commit(followed: Followed) -> None:
-    followed.create()
     followed.put("a=1")
     async with followed.following():
         await asyncio.sleep(1.5)  # three heartbeats
@@ -147,7 +142,6 @@ async def test_position_without_rows_is_committed_when_late(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "_POSITION_LAG", 1.0)
-    followed.create()
     followed.put("a=1")
     async with followed.following(keys="a"):
         followed.put("b=1", "b=2")
@@ -156,7 +150,6 @@ async def test_position_without_rows_is_committed_when_late(
 
 
 async def test_position_without_rows_is_committed_at_stop(followed: Followed) -> None:
-    followed.create()
     followed.put("a=1")
     async with followed.following(keys="a") as follower:
         followed.put("b=1")
@@ -166,7 +159,6 @@ async def test_position_without_rows_is_committed_at_stop(followed: Followed) ->
 
 
 async def test_compaction_has_no_position(followed: Followed) -> None:
-    followed.create()
     async with followed.following() as follower:
         for number in range(110):
             (last,) = followed.put(f"k{number}=1")
@@ -179,7 +171,6 @@ async def test_compaction_has_no_position(followed: Followed) -> None:
 
 
 async def test_restart_after_checkpoint_continues(followed: Followed) -> None:
-    followed.create()
     followed.put("a=1", "b=1")
     await followed.once()
     DeltaTable(followed.table).create_checkpoint()
@@ -188,7 +179,6 @@ async def test_restart_after_checkpoint_continues(followed: Followed) -> None:
 
 
 async def test_damaged_entry_of_position_is_named(followed: Followed) -> None:
-    followed.create()
     followed.put("a=1")
     await followed.once()
     DeltaTable(followed.table).create_checkpoint()
@@ -199,10 +189,10 @@ async def test_damaged_entry_of_position_is_named(followed: Followed) -> None:
 
 
 @pytest.mark.parametrize("arguments", [{}, {"deletes": "mark"}, {"history": True}])
+@of_bucket(history=5)
 async def test_start_without_position_removes_rows_that_bucket_lacks(
     followed: Followed, arguments: dict[str, Any]
 ) -> None:
-    followed.create(5)
     followed.put("a=1", "b=1", "c=1")
     await followed.once(**arguments)
     before = version(followed.table)
@@ -218,10 +208,10 @@ async def test_start_without_position_removes_rows_that_bucket_lacks(
     assert progress.keys == len(found)
 
 
+@of_bucket(max_age=86_400 * 10**9)
 async def test_row_of_key_removed_without_marker_is_removed_by_reconcile(
     followed: Followed, caplog: pytest.LogCaptureFixture
 ) -> None:
-    followed.create(max_age=86_400 * 10**9)
     followed.put("a=1", "b=1")
     await followed.once()
     buckets.api(followed.url, "STREAM.PURGE.KV_fleet", {"filter": "$KV.fleet.b"})
@@ -234,7 +224,6 @@ async def test_row_of_key_removed_without_marker_is_removed_by_reconcile(
 
 
 async def test_start_without_position_keeps_rows_of_other_keys(followed: Followed) -> None:
-    followed.create()
     followed.put("a=1", "b.x=1", "b.y=1")
     await followed.once()
     for entry in (followed.table / "_delta_log").glob("*.json"):  # as if Spark had followed all
@@ -246,7 +235,6 @@ async def test_start_without_position_keeps_rows_of_other_keys(followed: Followe
 
 
 async def test_restore_by_another_writer_is_undone(followed: Followed) -> None:
-    followed.create()
     followed.put("a=1")
     async with followed.following() as follower:
         (last,) = followed.put("a=2")
@@ -260,7 +248,6 @@ async def test_restore_by_another_writer_is_undone(followed: Followed) -> None:
 
 
 async def test_table_created_again_gets_all_rows(followed: Followed) -> None:
-    followed.create()
     followed.put("a=1", "b=1")
     async with followed.following() as follower:
         shutil.rmtree(followed.table)
@@ -270,7 +257,6 @@ async def test_table_created_again_gets_all_rows(followed: Followed) -> None:
 
 
 async def test_two_followers_make_one_table(followed: Followed) -> None:
-    followed.create()
     async with followed.following() as one, followed.following() as other:
         for number in range(30):
             (last,) = followed.put(f"k{number % 7}={number}")
@@ -285,7 +271,6 @@ async def test_two_followers_make_one_table(followed: Followed) -> None:
 async def test_deleted_key_stays_deleted_beside_other_follower(
     followed: Followed, monkeypatch: pytest.MonkeyPatch, followed_before: bool
 ) -> None:
-    followed.create()
     if followed_before:
         await followed.once()
     followed.put("k=1")
@@ -302,7 +287,6 @@ async def test_deleted_key_stays_deleted_beside_other_follower(
 async def test_position_of_another_follower_committed_during_start_is_continued(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    followed.create()
     followed.put("a=1")
     await followed.once()
 
@@ -316,7 +300,6 @@ async def test_position_of_another_follower_committed_during_start_is_continued(
 
 
 async def test_long_interval_ends_with_stop(followed: Followed) -> None:
-    followed.create()
     async with followed.following(commit_interval=600) as follower:
         (last,) = followed.put("a=1")
         await asyncio.sleep(0.5)
@@ -326,7 +309,6 @@ async def test_long_interval_ends_with_stop(followed: Followed) -> None:
 
 
 async def test_start_option_with_void_position_is_refused(followed: Followed) -> None:
-    followed.create()
     followed.put("a=1")
     await followed.once(updatesOnly="true")
     followed.put("b=1")
@@ -337,7 +319,6 @@ async def test_start_option_with_void_position_is_refused(followed: Followed) ->
 
 
 async def test_once_ends_at_its_target_under_writes(followed: Followed) -> None:
-    followed.create()
     followed.put(*(f"k{number}=1" for number in range(50)))
     stop = threading.Event()
 
@@ -355,7 +336,6 @@ async def test_once_ends_at_its_target_under_writes(followed: Followed) -> None:
 
 
 async def test_recreated_bucket_is_data_loss_or_replaces_rows(followed: Followed) -> None:
-    followed.create()
     followed.put("a=1", "b=1")
     await followed.once()
     buckets.delete_bucket(followed.url, "fleet")
@@ -368,8 +348,8 @@ async def test_recreated_bucket_is_data_loss_or_replaces_rows(followed: Followed
     assert (await followed.once()).rows == 0
 
 
+@of_bucket(history=5)
 async def test_history_that_aged_out_is_data_loss(followed: Followed) -> None:
-    followed.create(5)
     followed.put("a=1")
     await followed.once(history=True)
     followed.put("a=2", "a=3", "b=1")
@@ -381,7 +361,6 @@ async def test_history_that_aged_out_is_data_loss(followed: Followed) -> None:
 
 
 async def test_consumer_deleted_after_stop(followed: Followed) -> None:
-    followed.create()
     async with followed.following():
         await wait_until_async(lambda: buckets.consumers(followed.url, "fleet"), "it reads")
     assert buckets.consumers(followed.url, "fleet") == []
@@ -394,14 +373,12 @@ async def test_consumer_deleted_after_stop(followed: Followed) -> None:
 async def test_position_of_other_rows_is_refused(
     followed: Followed, options: dict[str, Any]
 ) -> None:
-    followed.create()
     await followed.once()
     with pytest.raises(ConfigurationError, match="other keys, codecs, history or"):
         await followed.once(**options)
 
 
 async def test_table_that_drops_positions_is_refused(followed: Followed) -> None:
-    followed.create()
     await followed.once()
     table = DeltaTable(followed.table)
     table.alter.set_table_properties(
@@ -414,7 +391,6 @@ async def test_table_that_drops_positions_is_refused(followed: Followed) -> None
 async def test_table_made_append_only_while_follower_is_idle_is_refused(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    followed.create()
     followed.put("a=1")
 
     def change() -> None:
@@ -440,13 +416,13 @@ def test_option_of_queries_only_is_refused(followed: Followed, name: str) -> Non
 
 
 async def test_absent_bucket_is_refused_before_table_exists(followed: Followed) -> None:
+    buckets.delete_bucket(followed.url, "fleet")
     with pytest.raises(BucketNotFoundError):
         await followed.once()
     assert not followed.table.exists()
 
 
 async def test_bucket_deleted_while_follower_runs_is_named(followed: Followed) -> None:
-    followed.create()
     follower = followed.follower()
     task = asyncio.ensure_future(follower.run())
     await wait_until_async(lambda: follower.progress.caught_up, "the follower reads")
@@ -456,13 +432,12 @@ async def test_bucket_deleted_while_follower_runs_is_named(followed: Followed) -
 
 
 async def test_wrong_domain_ends_start_within_connect_timeout(followed: Followed) -> None:
-    followed.create()
     with pytest.raises(JetStreamNotEnabledError, match="'domain'"):
         await followed.once(domain="other", connectTimeout=1)
 
 
+@of_bucket(retention="workqueue")
 async def test_work_queue_is_refused(followed: Followed) -> None:
-    followed.create(retention="workqueue")
     with pytest.raises(UnsupportedStreamError):
         await followed.once()
 
@@ -483,10 +458,10 @@ def by_spark(spark: SparkSession, followed: Followed, checkpoint: Path, **argume
     assert query.awaitTermination(120)
 
 
+@of_bucket(history=5)
 async def test_table_is_continued_by_either_way(
     spark: SparkSession, followed: Followed, tmp_path: Path
 ) -> None:
-    followed.create(5)
     followed.put("a=1", "b=1")
     await followed.once()
     followed.put("a=2")
@@ -502,11 +477,11 @@ async def test_table_is_continued_by_either_way(
     ]
 
 
+@of_bucket(history=5)
 async def test_revisions_that_spark_has_read_are_not_required_again(
     spark: SparkSession, followed: Followed, tmp_path: Path
 ) -> None:
     """The follower's position is older than what a query has merged meanwhile."""
-    followed.create(5)
     followed.put("a=1")
     await followed.once(history=True)
     followed.put("a=2", "a=3")
@@ -522,10 +497,10 @@ async def test_revisions_that_spark_has_read_are_not_required_again(
         await followed.once(history=True)
 
 
+@of_bucket(history=5)
 async def test_table_of_spark_is_taken_over_without_position(
     spark: SparkSession, followed: Followed, tmp_path: Path
 ) -> None:
-    followed.create(5)
     followed.put("a=1", "b=1")
     by_spark(spark, followed, tmp_path / "checkpoint")
     buckets.api(followed.url, "STREAM.PURGE.KV_fleet", {"filter": "$KV.fleet.a"})

@@ -373,12 +373,13 @@ def test_limit_of_stream_changed_after_counts_is_of_sequences(changed: dict[str,
     assert stream.limit(0, END, LIMIT) == BY_SEQUENCES
 
 
+def no_consumer_left(_: SimulatedStream) -> None:
+    raise ConsumerLimitError("maximum consumers limit reached")
+
+
 @pytest.mark.parametrize("limit", [LIMIT, None])
 def test_limit_without_consumer_left_is_of_sequences(limit: RangeLimit | None) -> None:
-    def change(_: SimulatedStream) -> None:
-        raise ConsumerLimitError("maximum consumers limit reached")
-
-    stream = SimulatedStream(SPARSE, matches=every(1), change=change)
+    stream = SimulatedStream(SPARSE, matches=every(1), change=no_consumer_left)
     assert stream.limit(0, END, limit) == (BY_SEQUENCES if limit else (END, 1000, 1000))
 
 
@@ -459,10 +460,7 @@ def test_splits_are_at_most_consumers_left(left: int, splits: int) -> None:
 
 
 def test_splits_without_consumer_left_are_of_sequences() -> None:
-    def change(_: SimulatedStream) -> None:
-        raise ConsumerLimitError("maximum consumers limit reached")
-
-    stream = SimulatedStream(DENSE, matches=every(1), change=change)
+    stream = SimulatedStream(DENSE, matches=every(1), change=no_consumer_left)
     assert stream.split_ends(0, 100, 4) == [25, 50, 75, 100]
 
 
