@@ -160,23 +160,18 @@ def test_follow_retries_while_server_restarts(nats_server: NatsServer) -> None:
     assert "consumer rebuilt" in log  # the restart was seen
 
 
-def test_once_ends_with_rows_and_keys(nats_server: NatsServer, tmp_path: Path) -> None:
-    buckets.create_bucket(nats_server.url, "fleet", 3)
-    for key in "abc":
-        buckets.put(nats_server.url, "fleet", key, b"1")
-    buckets.delete(nats_server.url, "fleet", "a")
-    words = ("fleet", str(tmp_path / "fleet"), "--servers", nats_server.url, "--once")
-    assert command("follow", *words) == ("3 rows read, up to date, 2 keys\n", "")
-    assert command("follow", *words) == ("0 rows read, up to date, 2 keys\n", "")
+def test_once_ends_with_rows_and_keys(url: str, bucket: str, tmp_path: Path) -> None:
+    buckets.delete(url, bucket, "k3")
+    words = (bucket, str(tmp_path / "fleet"), "--servers", url, "--once")
+    assert command("follow", *words) == ("12 rows read, up to date, 11 keys\n", "")
+    assert command("follow", *words) == ("0 rows read, up to date, 11 keys\n", "")
     assert os.listdir(tmp_path) == ["fleet"]
 
 
-def test_metrics_and_signal(nats_server: NatsServer, tmp_path: Path) -> None:
-    buckets.create_bucket(nats_server.url, "fleet")
-    buckets.put(nats_server.url, "fleet", "a", b"1")
-    prometheus = ("--prometheus", "127.0.0.1:0")
+def test_metrics_and_signal(url: str, bucket: str, tmp_path: Path) -> None:
+    words = (bucket, "fleet", "--servers", url, "--prometheus", "127.0.0.1:0")
     process = subprocess.Popen(
-        [*COMMAND, "follow", "fleet", "fleet", *("--servers", nats_server.url), *prometheus],
+        [*COMMAND, "follow", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -187,30 +182,28 @@ def test_metrics_and_signal(nats_server: NatsServer, tmp_path: Path) -> None:
         assert process.stderr is not None
         match = re.search(r"http://\S+/metrics", process.stderr.readline())
         assert match is not None
-        url = match[0]
+        metrics = match[0]
 
         def text() -> str:
-            with urllib.request.urlopen(url) as response:
+            with urllib.request.urlopen(metrics) as response:
                 return response.read().decode()
 
-        label = 'query="follow fleet"'
+        label = f'query="follow {bucket}"'
         wait_until(
-            lambda: f'nats_stream_source_input_rows_total{{{label},source="0"}} 1.0' in text(),
-            "the row is counted",
+            lambda: f'nats_stream_source_input_rows_total{{{label},source="0"}} 12.0' in text(),
+            "the rows are counted",
         )
         assert f"nats_stream_source_query_active{{{label}}} 1.0" in text()
-        wait_until(
-            lambda: f'offsets_behind_latest{{{label},source="0",stream="KV_fleet"}} 0.0' in text(),
-            "the lag is reported",
-        )
+        lag = f'offsets_behind_latest{{{label},source="0",stream="KV_{bucket}"}} 0.0'
+        wait_until(lambda: lag in text(), "the lag is reported")
         process.send_signal(signal.SIGTERM)
         output, errors = process.communicate(timeout=DEADLINE)
         assert (process.returncode, errors) == (0, "")
-        assert output == "1 rows read, up to date, 1 keys\n"
+        assert output == "12 rows read, up to date, 12 keys\n"
     finally:
         process.kill()
         process.communicate()
-    assert [row["key"] for row in rows(tmp_path / "fleet")] == ["a"]
+    assert {row["key"] for row in rows(tmp_path / "fleet")} == {f"k{i}" for i in range(12)}
 
 
 @pytest.mark.parametrize(
@@ -234,13 +227,10 @@ def test_wrong_command_line_has_status_2(
     assert reported in capsys.readouterr().err
 
 
-def test_misspelt_bucket_has_status_2_and_leaves_no_directory(
-    nats_server: NatsServer, tmp_path: Path
-) -> None:
-    buckets.create_bucket(nats_server.url, "fleet")
+@pytest.mark.usefixtures("bucket")
+def test_misspelt_bucket_has_status_2_and_leaves_no_directory(url: str, tmp_path: Path) -> None:
     table = tmp_path / "lake" / "fleet"
-    words = ("flet", str(table), "--servers", nats_server.url)
-    output, errors = command("follow", *words, status=2)
+    output, errors = command("follow", "flet", str(table), "--servers", url, status=2)
     assert (output, "flet" in errors) == ("", True)
     assert not table.parent.exists()
 
@@ -253,10 +243,9 @@ def test_absent_server_is_named_at_once(tmp_path: Path) -> None:
 
 
 def test_marks_for_table_of_removals_are_refused_at_start(
-    nats_server: NatsServer, tmp_path: Path
+    url: str, bucket: str, tmp_path: Path
 ) -> None:
-    buckets.create_bucket(nats_server.url, "fleet")
-    words = ("fleet", str(tmp_path / "fleet"), "--servers", nats_server.url, "--once")
+    words = (bucket, str(tmp_path / "fleet"), "--servers", url, "--once")
     command("follow", *words)
     _, errors = command("follow", *words, "--deletes", "mark", status=2)
     assert "deletes='mark'" in errors

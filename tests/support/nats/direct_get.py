@@ -32,6 +32,16 @@ def make(url: str, name: str, count: int = 10, *, allow_direct: bool = True, **c
     publish(url, [(f"{name}.{n % 4}", b"v%d" % n, None) for n in range(1, count + 1)])
 
 
+@asynccontextmanager
+async def new_direct_get(
+    url: str, name: str, count: int = 10, **config: Any
+) -> AsyncIterator[DirectGet]:
+    """As :func:`direct_get`, of a stream that :func:`make` creates."""
+    make(url, name, count, **config)
+    async with direct_get(url, name) as get:
+        yield get
+
+
 async def listed(messages: AsyncIterator[StoredMessage]) -> list[StoredMessage]:
     return [message async for message in messages]
 

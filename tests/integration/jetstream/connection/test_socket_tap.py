@@ -25,6 +25,7 @@ from nats_stream_source.connection.nats_py.socket_tap import (
 )
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.jetstream import connect
+from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.wire.consumer.deliveries import Deliveries
 from nats_stream_source.wire.framing.frames import Framer, Frames
 from tests.support.nats.buckets import flushed
@@ -436,17 +437,16 @@ async def test_bulk_inbox_receives_all(
         assert pauses.call_count >= 1
 
 
-async def test_frames_follow_buffer_of_client(url: str) -> None:
-    async with connect(url) as jetstream:
-        connection = jetstream.connection
-        client = connection.client
-        received = await client.subscribe("a")
-        client._pending.append(b"PUB a 1\r\n1\r\n")
-        client._pending_data_size += 1
-        await connection.writer.write(memoryview(b"PUB a 1\r\n2\r\nPUB a 1\r\n3\r\n"))
-        await client.publish("a", b"4")
-        found = [(await received.next_msg(timeout=5)).data for _ in range(4)]
-        assert found == [b"1", b"2", b"3", b"4"]
+async def test_frames_follow_buffer_of_client(jetstream: JetStream) -> None:
+    connection = jetstream.connection
+    client = connection.client
+    received = await client.subscribe("a")
+    client._pending.append(b"PUB a 1\r\n1\r\n")
+    client._pending_data_size += 1
+    await connection.writer.write(memoryview(b"PUB a 1\r\n2\r\nPUB a 1\r\n3\r\n"))
+    await client.publish("a", b"4")
+    found = [(await received.next_msg(timeout=5)).data for _ in range(4)]
+    assert found == [b"1", b"2", b"3", b"4"]
 
 
 async def test_lost_connection_is_os_error(nats_server: NatsServer) -> None:

@@ -31,7 +31,7 @@ from tests.support.nats.buckets import (
     with_client,
 )
 from tests.support.nats.cluster import Cluster
-from tests.support.nats.direct_get import direct_get, listed, make, seqs
+from tests.support.nats.direct_get import direct_get, listed, make, new_direct_get, seqs
 from tests.support.nats.streams import stream_state
 from tests.support.wait import wait_until
 
@@ -74,17 +74,13 @@ async def test_batches(url: str) -> None:
 
 
 async def test_stream_empty(shared_server: NatsServer) -> None:
-    make(shared_server.url, "EMPTY", 0)
-
-    async with direct_get(shared_server.url, "EMPTY") as get:
+    async with new_direct_get(shared_server.url, "EMPTY", 0) as get:
         assert await seqs(get.batch()) == []
         assert await seqs(get.last_for(["EMPTY.a"])) == []
 
 
 async def test_pages_have_requested_size_and_columns(url: str) -> None:
-    make(url, "PAGES", 20)
-
-    async with direct_get(url, "PAGES") as get:
+    async with new_direct_get(url, "PAGES", 20) as get:
         pages = [page async for page in get.pages(batch=8)]
         assert [len(page) for page in pages] == [8, 8, 4]
         assert pages[1].stream_seq.tolist() == list(range(9, 17))
@@ -95,9 +91,7 @@ async def test_pages_have_requested_size_and_columns(url: str) -> None:
 
 async def test_batch_contains_messages_of_its_start(url: str) -> None:
     """Under steady writes it ends, and shows nothing of later."""
-    make(url, "STEADY", 20)
-
-    async with direct_get(url, "STEADY") as get:
+    async with new_direct_get(url, "STEADY", 20) as get:
         found = []
         async for message in get.batch(batch=5):
             found.append(message.seq)
@@ -107,9 +101,7 @@ async def test_batch_contains_messages_of_its_start(url: str) -> None:
 
 async def test_direct_get_off_is_read_by_consumer(shared_server: NatsServer) -> None:
     url = shared_server.url
-    make(url, "OFF", 30, allow_direct=False)
-
-    async with direct_get(url, "OFF") as get:
+    async with new_direct_get(url, "OFF", 30, allow_direct=False) as get:
         assert (await get.get(3)).data == b"v3"
         assert (await get.last("OFF.1")).seq == 29
         assert (await get.next("OFF.1", seq=2)).seq == 5
@@ -126,9 +118,7 @@ async def test_server_without_batches(shared_server: NatsServer) -> None:
     url = shared_server.url
     if server_version(url) >= (2, 11):
         pytest.skip("this server has batches")
-    make(url, "OLD", 10)
-
-    async with direct_get(url, "OLD") as get:
+    async with new_direct_get(url, "OLD", 10) as get:
         assert await seqs(get.batch(seq=3)) == list(range(3, 11))
         assert await seqs(get.last_for(["OLD.1", "OLD.2"])) == [9, 10]
         assert await seqs(get.last_for(["OLD.*"], up_to_seq=7)) == [4, 5, 6, 7]
@@ -142,9 +132,7 @@ async def test_server_without_batches(shared_server: NatsServer) -> None:
 
 
 async def test_batches_concurrent_on_one_connection(url: str) -> None:
-    make(url, "SHARED", 100)
-
-    async with direct_get(url, "SHARED") as get:
+    async with new_direct_get(url, "SHARED", 100) as get:
         singles = asyncio.gather(*(get.get(n) for n in range(1, 101)))
         batches = asyncio.gather(*(seqs(get.batch(batch=9, seq=n)) for n in range(1, 21)))
         assert [one.seq for one in await singles] == list(range(1, 101))
@@ -205,9 +193,7 @@ async def test_stream_deleted_between_pages(url: str, delete: bool) -> None:
 
 async def test_last_for(url: str) -> None:
     name = "MULTI"
-    make(url, name, 20)
-
-    async with direct_get(url, name) as get:
+    async with new_direct_get(url, name, 20) as get:
 
         async def read(*subjects: str, **options: Any) -> list[int]:
             subjects = tuple(f"{name}.{one}" for one in subjects)
@@ -237,9 +223,7 @@ async def test_last_for(url: str) -> None:
 async def test_pages_of_one_point_in_time(url: str) -> None:
     """What is written between two pages does not show in the later one."""
     name = "POINT"
-    make(url, name, 8)
-
-    async with direct_get(url, name) as get:
+    async with new_direct_get(url, name, 8) as get:
         found = []
         async for message in get.last_for([f"{name}.>"], batch=1):
             found.append(message.data)
@@ -251,9 +235,7 @@ async def test_pages_of_one_point_in_time(url: str) -> None:
 @pytest.mark.parametrize("allow_direct", [True, False], ids=["direct", "leader"])
 async def test_point_in_time_is_reported(url: str, allow_direct: bool) -> None:
     name = f"AT{allow_direct}"
-    make(url, name, 20, allow_direct=allow_direct)
-
-    async with direct_get(url, name) as get:
+    async with new_direct_get(url, name, 20, allow_direct=allow_direct) as get:
 
         async def point(subject: str = f"{name}.>", **options: Any) -> int | None:
             last = get.last_for([subject], **options)

@@ -36,7 +36,13 @@ from tests.support.nats.buckets import (
     skip_before,
 )
 from tests.support.nats.cluster import Cluster
-from tests.support.nats.direct_get import direct_get, outsider, pause_a_responder, seqs
+from tests.support.nats.direct_get import (
+    direct_get,
+    new_direct_get,
+    outsider,
+    pause_a_responder,
+    seqs,
+)
 from tests.support.nats.streams import create_stream, stream_state
 from tests.support.wait import wait_until
 
@@ -88,9 +94,7 @@ async def test_sequence_too_high_until_written(url: str, name: str, allow_direct
         skip_before(url, 11)
     read, expected = READS[name]
     stream = f"PLAN_{name.replace(' ', '_')}_{allow_direct}"
-    make(url, stream, allow_direct=allow_direct)
-
-    async with direct_get(url, stream) as get:
+    async with new_direct_get(url, stream, allow_direct=allow_direct) as get:
         with pytest.raises(MinLastSequenceError) as caught:
             await _found(read, get, 0.3)
         assert (caught.value.code, caught.value.err_code) == (412, 10180)
@@ -102,9 +106,7 @@ async def test_sequence_too_high_until_written(url: str, name: str, allow_direct
 
 
 async def test_missing_message_is_reported_after_sequence(url: str) -> None:
-    make(url, "GONE")
-
-    async with direct_get(url, "GONE") as get:
+    async with new_direct_get(url, "GONE") as get:
         with pytest.raises(MessageNotFoundError):
             await get.last("GONE.x", min_last_seq=3)
         with pytest.raises(MinLastSequenceError):
@@ -112,9 +114,7 @@ async def test_missing_message_is_reported_after_sequence(url: str) -> None:
 
 
 async def test_wait_for_last_seq_fails_without_stream_or_response(nats_server: NatsServer) -> None:
-    make(nats_server.url, "DEAF")
-
-    async with direct_get(nats_server.url, "DEAF") as get:
+    async with new_direct_get(nats_server.url, "DEAF") as get:
         jetstream = get.jetstream
         assert (await wait_for_last_seq(jetstream, "DEAF", 3)).last_seq == 3
         with pytest.raises(StreamNotFoundError):
@@ -130,9 +130,7 @@ async def test_wait_for_last_seq_fails_without_stream_or_response(nats_server: N
 
 async def test_min_last_seq_is_ignored_by_released_servers(url: str) -> None:
     """Direct Get ignores it, message get ignores or refuses it: this is why it is not relied on."""
-    make(url, "FIELD")
-
-    async with direct_get(url, "FIELD") as get:
+    async with new_direct_get(url, "FIELD") as get:
         connection = get.jetstream.connection
         reply = await send_request(
             connection, "DIRECT.GET.FIELD", {"seq": 1, "min_last_seq": 1 << 62}

@@ -32,7 +32,7 @@ from nats_stream_source.jetstream.direct_get.readers import MAX_BYTES
 from nats_stream_source.jetstream.direct_get.request import send_request
 from nats_stream_source.jetstream.times import nanoseconds
 from tests.support.nats.buckets import api, server_version, skip_before
-from tests.support.nats.direct_get import direct_get, listed, make, seqs
+from tests.support.nats.direct_get import direct_get, listed, make, new_direct_get, seqs
 from tests.support.nats.streams import create_stream
 from tests.support.nats.topology import configured_server, with_user
 from tests.support.proxy.fault_proxy import Proxy, subject_of
@@ -43,9 +43,7 @@ pytestmark = pytest.mark.servers
 @pytest.mark.parametrize("allow_direct", [True, False], ids=["direct", "leader"])
 async def test_message_missing(url: str, allow_direct: bool) -> None:
     name = f"NONE{allow_direct}"
-    make(url, name, allow_direct=allow_direct)
-
-    async with direct_get(url, name) as get:
+    async with new_direct_get(url, name, allow_direct=allow_direct) as get:
         for missing in (
             lambda: get.get(11),
             lambda: get.last(f"{name}.9"),
@@ -71,9 +69,7 @@ async def test_stream_missing(url: str) -> None:
 @pytest.mark.parametrize("allow_direct", [True, False], ids=["direct", "leader"])
 async def test_message_from_time(url: str, allow_direct: bool) -> None:
     name = f"TIME{allow_direct}"
-    make(url, name, allow_direct=allow_direct)
-
-    async with direct_get(url, name) as get:
+    async with new_direct_get(url, name, allow_direct=allow_direct) as get:
         fifth = await get.get(5)
         moment = datetime.fromtimestamp(nanoseconds(fifth.time) // 10**9, timezone.utc)
         if server_version(url) < (2, 11):
@@ -166,9 +162,7 @@ async def test_subject_appended_form_for_restricted_user() -> None:
 
 async def test_requests_that_cannot_be(url: str) -> None:
     """408, as the server reports it: for a body in the subject-appended form and other nonsense."""
-    make(url, "BAD")
-
-    async with direct_get(url, "BAD") as get:
+    async with new_direct_get(url, "BAD") as get:
         connection = get.jetstream.connection
         for subject, body in (
             ("DIRECT.GET.BAD.BAD.1", {"seq": 1, "next_by_subj": "BAD.1"}),
@@ -181,8 +175,7 @@ async def test_requests_that_cannot_be(url: str) -> None:
 
 async def test_arguments_are_refused_when_called(url: str) -> None:
     """No request is sent: a server would report no match, or name another field."""
-    make(url, "ARGS", 1)
-    async with direct_get(url, "ARGS") as get:
+    async with new_direct_get(url, "ARGS", 1) as get:
         untyped: Any = get
         for subject in ("a b", "a.>.b", "a*", "a..b", "", ".a", None, 5, b"a"):
             for one in (untyped.last, untyped.next):

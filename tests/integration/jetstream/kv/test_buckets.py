@@ -24,6 +24,7 @@ from nats_stream_source.errors import (
     WrongLastSequenceError,
 )
 from nats_stream_source.jetstream import connect
+from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.kv.config import ExternalSource, KeyValueConfig, Republish
 from nats_stream_source.jetstream.kv.reader import ReadOnlyKeyValue
 from nats_stream_source.jetstream.kv.store import KeyValue
@@ -107,26 +108,28 @@ async def test_properties_on_server(url: str, config: KeyValueConfig) -> None:
         assert (await kv.status()).config == config
 
 
-async def test_create_twice_open_update_delete(url: str) -> None:
-    async with connect(url) as js:
-        config = KeyValueConfig("life", history=2)
-        with pytest.raises(BucketNotFoundError, match="'life' does not exist"):
-            await KeyValue.open(js, "life")
-        await (await KeyValue.create_bucket(js, config)).put("a", b"1")
-        again = await KeyValue.create_bucket(js, config)
-        assert (await again.get("a")).value == b"1"
-        with pytest.raises(BucketExistsError, match="update_bucket"):
-            await KeyValue.create_bucket(js, KeyValueConfig("life", history=3))
-        await KeyValue.update_bucket(js, KeyValueConfig("life", history=3))
-        opened = await KeyValue.open(js, "life")
-        assert opened.bucket.history == 3
-        assert (await opened.get("a")).value == b"1"
-        await KeyValue.delete_bucket(js, "life")
-        for gone in (KeyValue.delete_bucket(js, "life"), KeyValue.update_bucket(js, config)):
-            with pytest.raises(ApiError, match=r"not found|does not exist"):
-                await gone
-        with pytest.raises(NoStreamError):
-            await opened.put("a", b"2")
+async def test_create_twice_open_update_delete(jetstream: JetStream) -> None:
+    config = KeyValueConfig("life", history=2)
+    with pytest.raises(BucketNotFoundError, match="'life' does not exist"):
+        await KeyValue.open(jetstream, "life")
+    await (await KeyValue.create_bucket(jetstream, config)).put("a", b"1")
+    again = await KeyValue.create_bucket(jetstream, config)
+    assert (await again.get("a")).value == b"1"
+    with pytest.raises(BucketExistsError, match="update_bucket"):
+        await KeyValue.create_bucket(jetstream, KeyValueConfig("life", history=3))
+    await KeyValue.update_bucket(jetstream, KeyValueConfig("life", history=3))
+    opened = await KeyValue.open(jetstream, "life")
+    assert opened.bucket.history == 3
+    assert (await opened.get("a")).value == b"1"
+    await KeyValue.delete_bucket(jetstream, "life")
+    for gone in (
+        KeyValue.delete_bucket(jetstream, "life"),
+        KeyValue.update_bucket(jetstream, config),
+    ):
+        with pytest.raises(ApiError, match=r"not found|does not exist"):
+            await gone
+    with pytest.raises(NoStreamError):
+        await opened.put("a", b"2")
 
 
 async def test_update_resets_omitted_settings(url: str) -> None:
@@ -147,16 +150,14 @@ async def test_update_resets_omitted_settings(url: str) -> None:
         assert (await kv.status()).config == less
 
 
-async def test_bucket_name_invalid(url: str) -> None:
+async def test_bucket_name_invalid(url: str, jetstream: JetStream) -> None:
     create_stream(url, "KV_x1", "x1.>")
-
-    async with connect(url) as js:
-        with pytest.raises(UnsupportedStreamError, match="is not a bucket"):
-            await KeyValue.open(js, "x1")
-        with pytest.raises(InvalidNameError):
-            await KeyValue.open(js, "a.b")
-        with pytest.raises(InvalidNameError):
-            await KeyValue.delete_bucket(js, "*")
+    with pytest.raises(UnsupportedStreamError, match="is not a bucket"):
+        await KeyValue.open(jetstream, "x1")
+    with pytest.raises(InvalidNameError):
+        await KeyValue.open(jetstream, "a.b")
+    with pytest.raises(InvalidNameError):
+        await KeyValue.delete_bucket(jetstream, "*")
 
 
 async def test_republish(url: str) -> None:
@@ -200,29 +201,28 @@ async def test_mirror_reads_and_writes_upstream_bucket(url: str) -> None:
         assert (await read_only.status()).values == 4
 
 
-async def test_sources(url: str) -> None:
-    async with connect(url) as js:
-        for name in ("one", "two"):
-            kv = await KeyValue.create_bucket(js, KeyValueConfig(name))
-            await kv.put(f"from.{name}", name.encode())
-            await kv.put("skipped", b"")
-        both = await KeyValue.create_bucket(
-            js,
-            KeyValueConfig(
-                "both",
-                sources=[
-                    ExternalSource("one", keys="from.>"),
-                    ExternalSource("two", keys="from.*"),
-                ],
-            ),
-        )
-        await both.put("own", b"3")
+async def test_sources(jetstream: JetStream) -> None:
+    for name in ("one", "two"):
+        kv = await KeyValue.create_bucket(jetstream, KeyValueConfig(name))
+        await kv.put(f"from.{name}", name.encode())
+        await kv.put("skipped", b"")
+    both = await KeyValue.create_bucket(
+        jetstream,
+        KeyValueConfig(
+            "both",
+            sources=[
+                ExternalSource("one", keys="from.>"),
+                ExternalSource("two", keys="from.*"),
+            ],
+        ),
+    )
+    await both.put("own", b"3")
 
-        async def all_there() -> bool:
-            return sorted(await both.keys()) == ["from.one", "from.two", "own"]
+    async def all_there() -> bool:
+        return sorted(await both.keys()) == ["from.one", "from.two", "own"]
 
-        await wait_until_async(all_there, "all there")
-        assert (await both.get("from.two")).value == b"two"
+    await wait_until_async(all_there, "all there")
+    assert (await both.get("from.two")).value == b"two"
 
 
 async def test_mirror_and_sources_in_other_domain() -> None:
@@ -321,25 +321,24 @@ async def watched(bucket: TheirBucket) -> list[tuple[str, object]]:
     return found
 
 
-async def test_entries_of_nats_py_are_read(url: str) -> None:
+async def test_entries_of_nats_py_are_read(url: str, jetstream: JetStream) -> None:
     async def write(client: Client) -> None:
         await write_entries(await client.jetstream().create_key_value(bucket="theirs", history=5))
 
     with_client(url, write)
-    async with connect(url) as js:
-        kv = await KeyValue.open(js, "theirs")
-        entry = await kv.get("a.b")
-        assert (entry.value, entry.revision, entry.operation) == (b"2", 2, "PUT")
-        for deleted in ("c", "d"):
-            with pytest.raises(KeyDeletedError):
-                await kv.get(deleted)
-        assert await kv.keys() == ["a.b"]
-        assert [one.value for one in await kv.history("a.b")] == [b"1", b"2"]
-        assert [(one.key, one.operation) for one in await kv.watch().initial()] == [
-            ("a.b", "PUT"),
-            ("c", "DEL"),
-            ("d", "PURGE"),
-        ]
-        with pytest.raises(WrongLastSequenceError):
-            await kv.update("a.b", b"3", 1)
-        assert await kv.create("c", b"5") > 0
+    kv = await KeyValue.open(jetstream, "theirs")
+    entry = await kv.get("a.b")
+    assert (entry.value, entry.revision, entry.operation) == (b"2", 2, "PUT")
+    for deleted in ("c", "d"):
+        with pytest.raises(KeyDeletedError):
+            await kv.get(deleted)
+    assert await kv.keys() == ["a.b"]
+    assert [one.value for one in await kv.history("a.b")] == [b"1", b"2"]
+    assert [(one.key, one.operation) for one in await kv.watch().initial()] == [
+        ("a.b", "PUT"),
+        ("c", "DEL"),
+        ("d", "PURGE"),
+    ]
+    with pytest.raises(WrongLastSequenceError):
+        await kv.update("a.b", b"3", 1)
+    assert await kv.create("c", b"5") > 0

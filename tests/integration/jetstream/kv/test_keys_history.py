@@ -304,73 +304,71 @@ async def test_ttl_of_bucket(url: str) -> None:
             await kv.get("a")
 
 
-async def test_ttl_of_entry_and_its_marker(url: str) -> None:
+async def test_ttl_of_entry_and_its_marker(jetstream: JetStream) -> None:
     """A value that expires leaves a marker, which get, history, keys and watch read alike."""
-    async with connect(url) as js:
-        config = KeyValueConfig("ttl", history=3, limit_marker_ttl=2)
-        try:
-            kv = await KeyValue.create_bucket(js, config)
-        except ServerTooOldError as error:
-            assert "2.11" in str(error)  # noqa: PT017
-            assert await js.api_level() == 0
-            return
-        brief = await KeyValue.create_bucket(js, KeyValueConfig("ttl1", limit_marker_ttl=1))
-        await brief.put("purge", b"1")
-        await brief.purge("purge", ttl=1)
-        await kv.put("put", b"1", ttl=2)
-        await kv.create("create", b"1", ttl=2)
-        await kv.put("stays", b"1")
-        assert sorted(await kv.keys()) == ["create", "put", "stays"]
-        markers = {}
-        async with kv.watch(updates_only=True) as watch:
-            async for entry in watch:
-                if entry is not None:
-                    markers[entry.key] = entry
-                if len(markers) == 2:
-                    break
-        assert {key: entry.operation for key, entry in markers.items()} == {
-            "put": "PURGE",
-            "create": "PURGE",
-        }
-        headers = markers["put"].headers
-        assert headers is not None
-        assert headers.get("Nats-Marker-Reason") == "MaxAge"
-        assert await kv.keys() == ["stays"]
-        with pytest.raises(KeyDeletedError, match="PURGE"):
-            await kv.get("put")
-        assert [entry.operation for entry in await kv.history("put")] == ["PURGE"]
-        # Over a marker of the server's a key can be created again.
-        assert await kv.create("put", b"2") > 0
+    config = KeyValueConfig("ttl", history=3, limit_marker_ttl=2)
+    try:
+        kv = await KeyValue.create_bucket(jetstream, config)
+    except ServerTooOldError as error:
+        assert "2.11" in str(error)  # noqa: PT017
+        assert await jetstream.api_level() == 0
+        return
+    brief = await KeyValue.create_bucket(jetstream, KeyValueConfig("ttl1", limit_marker_ttl=1))
+    await brief.put("purge", b"1")
+    await brief.purge("purge", ttl=1)
+    await kv.put("put", b"1", ttl=2)
+    await kv.create("create", b"1", ttl=2)
+    await kv.put("stays", b"1")
+    assert sorted(await kv.keys()) == ["create", "put", "stays"]
+    markers = {}
+    async with kv.watch(updates_only=True) as watch:
+        async for entry in watch:
+            if entry is not None:
+                markers[entry.key] = entry
+            if len(markers) == 2:
+                break
+    assert {key: entry.operation for key, entry in markers.items()} == {
+        "put": "PURGE",
+        "create": "PURGE",
+    }
+    headers = markers["put"].headers
+    assert headers is not None
+    assert headers.get("Nats-Marker-Reason") == "MaxAge"
+    assert await kv.keys() == ["stays"]
+    with pytest.raises(KeyDeletedError, match="PURGE"):
+        await kv.get("put")
+    assert [entry.operation for entry in await kv.history("put")] == ["PURGE"]
+    # Over a marker of the server's a key can be created again.
+    assert await kv.create("put", b"2") > 0
 
-        async def nothing_left() -> bool:
-            return (await brief.status()).values == 0
+    async def nothing_left() -> bool:
+        return (await brief.status()).values == 0
 
-        await wait_until_async(nothing_left, "nothing left")
+    await wait_until_async(nothing_left, "nothing left")
 
 
 async def test_entry_that_expires_makes_older_revision_current_again(
-    url: str,
+    jetstream: JetStream,
 ) -> None:
     """A marker is only written for a key without an older revision; the TTL is lengthened."""
-    async with connect(url) as js:
-        if await js.api_level() == 0:
-            return
-        kv = await KeyValue.create_bucket(
-            js, KeyValueConfig("older", history=2, limit_marker_ttl=2)
-        )
-        old = await kv.put("both", b"old")
-        await kv.put("both", b"short", ttl=1)
-        single = await kv.put("single", b"short", ttl=1)
-        message = await js.message("KV_older", seq=single)
-        assert message is not None
-        assert b"Nats-TTL: 2\r\n" in message.headers, "lengthened to that of markers"
+    if await jetstream.api_level() == 0:
+        return
+    kv = await KeyValue.create_bucket(
+        jetstream, KeyValueConfig("older", history=2, limit_marker_ttl=2)
+    )
+    old = await kv.put("both", b"old")
+    await kv.put("both", b"short", ttl=1)
+    single = await kv.put("single", b"short", ttl=1)
+    message = await jetstream.message("KV_older", seq=single)
+    assert message is not None
+    assert b"Nats-TTL: 2\r\n" in message.headers, "lengthened to that of markers"
 
-        async def expired() -> bool:
-            entries = await kv.history("both") + await kv.history("single")
-            return [e.operation for e in entries] == ["PUT", "PURGE"]
+    async def expired() -> bool:
+        entries = await kv.history("both") + await kv.history("single")
+        return [e.operation for e in entries] == ["PUT", "PURGE"]
 
-        await wait_until_async(expired, "the older revision, and the marker of the other key")
-        assert (await kv.get("both")).revision == old
+    await wait_until_async(expired, "the older revision, and the marker of the other key")
+    assert (await kv.get("both")).revision == old
 
 
 REASONS = [("MaxAge", "PURGE"), ("Purge", "PURGE"), ("Remove", "DEL"), ("Other", "PUT")]
@@ -415,26 +413,23 @@ async def test_ttl_in_bucket_without_ttls(url: str) -> None:
         assert (await kv.status()).last_revision == 1
 
 
-async def test_marker_with_ttl_removes_key_that_is_not_utf8(url: str) -> None:
+async def test_marker_with_ttl_removes_key_that_is_not_utf8(jetstream: JetStream) -> None:
     """As docs/troubleshooting.md describes it: requests, which are JSON, cannot name the key."""
-    async with connect(url) as js:
-        if await js.api_level() == 0:
-            return
-        kv = await KeyValue.create_bucket(js, KeyValueConfig("raw", limit_marker_ttl=1))
-        await kv.put("a", b"1")
-        write = js.connection.writer.write
+    if await jetstream.api_level() == 0:
+        return
+    kv = await KeyValue.create_bucket(jetstream, KeyValueConfig("raw", limit_marker_ttl=1))
+    await kv.put("a", b"1")
+    write = jetstream.connection.writer.write
 
-        async def has_messages(count: int) -> bool:
-            return (await js.stream_info("KV_raw")).messages == count
+    async def has_messages(count: int) -> bool:
+        return (await jetstream.stream_info("KV_raw")).messages == count
 
-        await write(memoryview(b"PUB $KV.raw.\xff 1\r\nx\r\n"))
-        await wait_until_async(lambda: has_messages(2), "stored")
-        with pytest.raises(
-            ProtocolError, match=r"b'\$KV\.raw\.\\xff' is not UTF-8; .*'Nats-TTL: 1s'"
-        ):
-            await kv.keys()
-        headers = b"NATS/1.0\r\nKV-Operation: PURGE\r\nNats-Rollup: sub\r\nNats-TTL: 1s\r\n\r\n"
-        line = b"HPUB $KV.raw.\xff %d %d\r\n" % (len(headers), len(headers))
-        await write(memoryview(line + headers + b"\r\n"))
-        await wait_until_async(lambda: has_messages(1), "removed")
-        assert await kv.keys() == ["a"]
+    await write(memoryview(b"PUB $KV.raw.\xff 1\r\nx\r\n"))
+    await wait_until_async(lambda: has_messages(2), "stored")
+    with pytest.raises(ProtocolError, match=r"b'\$KV\.raw\.\\xff' is not UTF-8; .*'Nats-TTL: 1s'"):
+        await kv.keys()
+    headers = b"NATS/1.0\r\nKV-Operation: PURGE\r\nNats-Rollup: sub\r\nNats-TTL: 1s\r\n\r\n"
+    line = b"HPUB $KV.raw.\xff %d %d\r\n" % (len(headers), len(headers))
+    await write(memoryview(line + headers + b"\r\n"))
+    await wait_until_async(lambda: has_messages(1), "removed")
+    assert await kv.keys() == ["a"]

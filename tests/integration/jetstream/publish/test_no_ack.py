@@ -9,6 +9,7 @@ import pytest
 
 from nats_stream_source.errors import AckTimeoutError, ConfigurationError
 from nats_stream_source.jetstream import KeyValue, ObjectStore, connect
+from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.kv.batch_writer import KvBatchWriter
 from nats_stream_source.jetstream.publish.batch_publisher import (
     BatchPublisher,
@@ -33,21 +34,20 @@ async def publish(
 
 @pytest.mark.parametrize("publisher", [BatchPublisher, FastIngestPublisher])
 async def test_columns_for_stream_without_pub_acks_refused(
-    url: str, publisher: type[BatchPublisher | FastIngestPublisher]
+    url: str, jetstream: JetStream, publisher: type[BatchPublisher | FastIngestPublisher]
 ) -> None:
     name = publisher.__name__
     create_stream(url, name, no_ack=True, allow_batched=True)
-    async with connect(url) as jetstream:
-        with pytest.raises(ConfigurationError, match=f"'{name}': its stream has no_ack, expected"):
-            await publish(publisher(jetstream, name), name)
-        assert stream_state(url, name)["messages"] == 0
-        updated = {"name": name, "subjects": [f"{name}.>"], "allow_batched": True}
-        api(url, f"STREAM.UPDATE.{name}", updated)
+    with pytest.raises(ConfigurationError, match=f"'{name}': its stream has no_ack, expected"):
         await publish(publisher(jetstream, name), name)
-        assert stream_state(url, name)["messages"] == 2
+    assert stream_state(url, name)["messages"] == 0
+    updated = {"name": name, "subjects": [f"{name}.>"], "allow_batched": True}
+    api(url, f"STREAM.UPDATE.{name}", updated)
+    await publish(publisher(jetstream, name), name)
+    assert stream_state(url, name)["messages"] == 2
 
 
-async def test_bucket_without_pub_acks_refuses_writes(url: str) -> None:
+async def test_bucket_without_pub_acks_refuses_writes(url: str, jetstream: JetStream) -> None:
     create_stream(
         url,
         "KV_silent",
@@ -56,30 +56,28 @@ async def test_bucket_without_pub_acks_refuses_writes(url: str) -> None:
         max_msgs_per_subject=1,
         allow_rollup_hdrs=True,
     )
-    async with connect(url) as jetstream:
-        kv = await KeyValue.open(jetstream, "silent")
-        writes: list[Callable[[], Awaitable[object]]] = [
-            lambda: kv.put("a", b"v"),
-            lambda: kv.create("a", b"v"),
-            lambda: kv.update("a", b"v", 0),
-            lambda: kv.delete("a"),
-            lambda: kv.purge("a"),
-            lambda: publish(KvBatchWriter(jetstream, kv.bucket), "$KV.silent"),
-        ]
-        for write in writes:
-            with pytest.raises(ConfigurationError, match="silent': its stream has no_ack"):
-                await write()
-        assert await kv.keys() == []
-        assert stream_state(url, "KV_silent")["last_seq"] == 0
+    kv = await KeyValue.open(jetstream, "silent")
+    writes: list[Callable[[], Awaitable[object]]] = [
+        lambda: kv.put("a", b"v"),
+        lambda: kv.create("a", b"v"),
+        lambda: kv.update("a", b"v", 0),
+        lambda: kv.delete("a"),
+        lambda: kv.purge("a"),
+        lambda: publish(KvBatchWriter(jetstream, kv.bucket), "$KV.silent"),
+    ]
+    for write in writes:
+        with pytest.raises(ConfigurationError, match="silent': its stream has no_ack"):
+            await write()
+    assert await kv.keys() == []
+    assert stream_state(url, "KV_silent")["last_seq"] == 0
 
 
-async def test_object_store_without_pub_acks_refuses_writes(url: str) -> None:
-    async with connect(url) as jetstream:
-        store = await ObjectStore.create(jetstream, "silent", no_ack=True)
-        for write in (store.put("a", b"v"), store.delete("a")):
-            with pytest.raises(ConfigurationError, match="store 'silent': its stream has no_ack"):
-                await write
-        assert stream_state(url, "OBJ_silent")["last_seq"] == 0
+async def test_object_store_without_pub_acks_refuses_writes(url: str, jetstream: JetStream) -> None:
+    store = await ObjectStore.create(jetstream, "silent", no_ack=True)
+    for write in (store.put("a", b"v"), store.delete("a")):
+        with pytest.raises(ConfigurationError, match="store 'silent': its stream has no_ack"):
+            await write
+    assert stream_state(url, "OBJ_silent")["last_seq"] == 0
 
 
 async def test_publish_without_pub_ack_names_no_ack(url: str) -> None:

@@ -27,6 +27,7 @@ from nats_stream_source.errors import (
     WrongLastSequenceError,
 )
 from nats_stream_source.jetstream import KeyValue, KeyValueConfig, connect
+from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.publish.pub_ack import (
     EXPECTED_LAST_SUBJECT_SEQUENCE,
     MSG_ID,
@@ -41,7 +42,10 @@ from tests.support.wait import wait_until_async
 
 
 @asynccontextmanager
-async def publishing(url: str, **settings: Any) -> AsyncIterator[Publisher]:
+async def publishing(url: str, stream: str = "", **settings: Any) -> AsyncIterator[Publisher]:
+    """A publisher; where ``stream`` is given, the stream is created first."""
+    if stream:
+        create_stream(url, stream)
     async with connect(url, **settings) as jetstream:
         yield jetstream.connection.service(Publisher)
 
@@ -88,10 +92,8 @@ def test_refusals(err_code: int, text: str, kind: type[PublishError], last_seq: 
 
 
 async def test_messages_many_in_flight(url: str) -> None:
-    create_stream(url, "many")
     most = 0
-
-    async with publishing(url) as publisher:
+    async with publishing(url, "many") as publisher:
         futures = []
         for i in range(3000):
             futures.append(await publisher.send(f"many.{i % 7}", b"%d" % i))
@@ -102,24 +104,20 @@ async def test_messages_many_in_flight(url: str) -> None:
     assert 100 < most <= 1000
 
 
-async def test_room_for_one(url: str) -> None:
+async def test_room_for_one(url: str, jetstream: JetStream) -> None:
     create_stream(url, "one")
-
-    async with connect(url) as jetstream:
-        publisher = Publisher(jetstream.connection, in_flight=1)
-        try:
-            first = await publisher.send("one.a")
-            second = await publisher.send("one.a")
-            assert first.done(), "the second had to wait for the first one's PubAck"
-            assert (await second).seq == 2
-        finally:
-            await publisher.close()
+    publisher = Publisher(jetstream.connection, in_flight=1)
+    try:
+        first = await publisher.send("one.a")
+        second = await publisher.send("one.a")
+        assert first.done(), "the second had to wait for the first one's PubAck"
+        assert (await second).seq == 2
+    finally:
+        await publisher.close()
 
 
 async def test_headers_that_server_acts_on(url: str) -> None:
-    create_stream(url, "act")
-
-    async with publishing(url) as publisher:
+    async with publishing(url, "act") as publisher:
 
         async def publish(subject: str, **headers: str) -> PubAck:
             names = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -208,9 +206,7 @@ async def test_response_late(url: str) -> None:
 
 async def test_loop_blocked_loses_nothing(url: str) -> None:
     """The deadline is over before the messages have left."""
-    create_stream(url, "held")
-
-    async with publishing(url, request_timeout=1.0) as publisher:
+    async with publishing(url, "held", request_timeout=1.0) as publisher:
         await publisher.publish("held.a")
         futures = [await publisher.send("held.a", b"x" * 100) for _ in range(500)]
         time.sleep(1.5)  # noqa: ASYNC251
@@ -243,8 +239,7 @@ async def disconnected(publisher: Publisher) -> None:
 
 async def test_publishing_waits_for_connection(tmp_path: Path) -> None:
     with NatsServer(store=tmp_path) as server:
-        create_stream(server.url, "s")
-        async with publishing(server.url) as publisher:
+        async with publishing(server.url, "s") as publisher:
             await publisher.publish("s.a")
             await asyncio.to_thread(server.stop)
             await disconnected(publisher)
@@ -260,9 +255,7 @@ async def test_publishing_waits_for_connection(tmp_path: Path) -> None:
 
 
 async def test_connection_late(nats_server: NatsServer) -> None:
-    create_stream(nats_server.url, "s")
-
-    async with publishing(nats_server.url, request_timeout=1.0) as publisher:
+    async with publishing(nats_server.url, "s", request_timeout=1.0) as publisher:
         await publisher.publish("s.a")
         await asyncio.to_thread(nats_server.stop)
         await disconnected(publisher)
@@ -283,21 +276,19 @@ async def test_publisher_closed(url: str) -> None:
         await publisher.publish("silence")
 
 
-async def test_waiter_cancelled_frees_its_place(url: str) -> None:
+async def test_waiter_cancelled_frees_its_place(url: str, jetstream: JetStream) -> None:
     create_stream(url, "away")
-
-    async with connect(url) as jetstream:
-        publisher = Publisher(jetstream.connection, in_flight=1)
-        try:
-            (await publisher.send("away.a")).cancel()
-            waiting = asyncio.create_task(publisher.publish("away.a"))
-            assert (await waiting).seq == 2
-            blocked = asyncio.create_task(publisher.publish("away.a"))
-            blocked.cancel()
-            await asyncio.gather(blocked, return_exceptions=True)
-            assert (await publisher.publish("away.a")).stream == "away"
-        finally:
-            await publisher.close()
+    publisher = Publisher(jetstream.connection, in_flight=1)
+    try:
+        (await publisher.send("away.a")).cancel()
+        waiting = asyncio.create_task(publisher.publish("away.a"))
+        assert (await waiting).seq == 2
+        blocked = asyncio.create_task(publisher.publish("away.a"))
+        blocked.cancel()
+        await asyncio.gather(blocked, return_exceptions=True)
+        assert (await publisher.publish("away.a")).stream == "away"
+    finally:
+        await publisher.close()
 
 
 async def test_denied() -> None:

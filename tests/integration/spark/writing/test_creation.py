@@ -10,7 +10,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ApiError, ConfigurationError, OptionError
 from nats_stream_source.options.writing import kv_write_options, stream_write_options
 from nats_stream_source.rows.columns import ddl as columns_read
@@ -71,7 +70,7 @@ REFUSED: dict[int, tuple[dict[str, str], str, dict[str, str]]] = {
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
+def limited() -> Iterator[str]:
     """URL of a server whose accounts have limits."""
     with configured_server(CONFIG) as server:
         create(server.url, "bucket", name="only", user="full", password="a")
@@ -95,15 +94,15 @@ def create(url: str, target: str, *, name: str = "", **options: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["bucket", "stream"])
-def test_creation_in_account_that_requires_size(url: str, target: str) -> None:
+def test_creation_in_account_that_requires_size(limited: str, target: str) -> None:
     with pytest.raises(ApiError, match=r"max bytes.*; set the option 'maxBytes'") as refused:
-        create(url, target)
+        create(limited, target)
     assert refused.value.err_code == 10113
     with pytest.raises(ApiError, match=r"; set a smaller 'maxBytes'"):
-        create(url, target, maxBytes="5m")
-    create(url, target, **CREATED)
+        create(limited, target, maxBytes="5m")
+    create(limited, target, **CREATED)
     name = "KV_b" if target == "bucket" else "S"
-    config = api(url, f"STREAM.INFO.{name}")["config"]
+    config = api(limited, f"STREAM.INFO.{name}")["config"]
     assert (config["max_bytes"], config["compression"]) == (2 << 20, "s2")
     assert config["placement"]["tags"] == ["ssd"]
     assert config["metadata"].items() >= {"owner": "fleet", "cost centre": "7"}.items()
@@ -122,15 +121,15 @@ def test_creation_larger_than_room_of_server(
 @pytest.mark.parametrize("target", ["bucket", "stream"])
 @pytest.mark.parametrize("err_code", REFUSED)
 def test_refused_creation_is_not_retried(
-    url: str, caplog: pytest.LogCaptureFixture, target: str, err_code: int
+    limited: str, caplog: pytest.LogCaptureFixture, target: str, err_code: int
 ) -> None:
     given, action, cure = REFUSED[err_code]
     given, name = {**given, "password": "a"}, f"{target}-{err_code}"
     with pytest.raises(ApiError, match=action) as refused:
-        create(url, target, name=name, **given)
+        create(limited, target, name=name, **given)
     assert refused.value.err_code == err_code
     assert "retrying request" not in caplog.text
-    create(url, target, name=name, **{**given, **cure})
+    create(limited, target, name=name, **{**given, **cure})
 
 
 def test_creation_in_account_with_limits_for_other_replicas(tmp_path: Path) -> None:
@@ -158,9 +157,8 @@ def test_creation_where_no_server_has_tags(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("target", ["bucket", "stream"])
 def test_target_that_acknowledges_before_it_stores(
-    shared_server: NatsServer, caplog: pytest.LogCaptureFixture, target: str
+    url: str, caplog: pytest.LogCaptureFixture, target: str
 ) -> None:
-    url = shared_server.url
     name, subject = ("KV_b", "$KV.b.>") if target == "bucket" else ("S", "s")
     create_stream(url, name, subject, max_msgs_per_subject=1, persist_mode="async")
     create(url, target)
@@ -174,24 +172,21 @@ PATHS = {"keyCodec": "path,base64"}
 
 
 @pytest.fixture
-def written(spark: SparkSession, shared_server: NatsServer) -> Callable[..., None]:
+def written(spark: SparkSession, url: str) -> Callable[..., None]:
     """Write keys, whose values are the keys, as one batch."""
 
     def write(bucket: str, keys: list[str], **codecs: str) -> None:
         frame = spark.createDataFrame([(key, key) for key in keys], "key STRING, value STRING")
-        writer = frame.write.format("nats_kv").options(servers=shared_server.url, bucket=bucket)
+        writer = frame.write.format("nats_kv").options(servers=url, bucket=bucket)
         writer.options(**codecs, ifMissing="create", history="5").mode("append").save()
 
     return write
 
 
 def test_stream_writer_copies_into_other_codecs(
-    spark: SparkSession,
-    shared_server: NatsServer,
-    written: Callable[..., None],
-    tmp_path: Path,
+    spark: SparkSession, url: str, written: Callable[..., None], tmp_path: Path
 ) -> None:
-    url, keys = shared_server.url, ["/a/b c", "/a/Ω", "d/e"]
+    keys = ["/a/b c", "/a/Ω", "d/e"]
     written("paths", keys, **PATHS)
 
     def copy(target: str, filters: str, **codecs: str) -> None:
@@ -216,9 +211,8 @@ def test_stream_writer_copies_into_other_codecs(
 
 
 def test_conflict_names_decoded_key(
-    spark: SparkSession, shared_server: NatsServer, written: Callable[..., None]
+    spark: SparkSession, url: str, written: Callable[..., None]
 ) -> None:
-    url = shared_server.url
     written("conflict", ["a b"], **CODECS)
     frame = spark.createDataFrame(
         [("a b", "2", 7)], "key STRING, value STRING, expected_revision INT"
