@@ -34,8 +34,7 @@ def filled(shared_server: NatsServer) -> NatsServer:
     buckets.put(url, "plant", "fan", b"\xff\x00\x01")
     buckets.delete(url, "plant", "fan")
     buckets.put(url, "plant", "door", "zu | auf 門\n".encode())
-    buckets.create_bucket(url, "holes", 1)
-    buckets.put_many(url, "holes", ((f"k{i % 7}", b"%d" % i) for i in range(3000)))
+    buckets.fill_bucket(url, "holes", ((f"k{i % 7}", b"%d" % i) for i in range(3000)), 1)
     buckets.create_bucket(url, "hay", 1)
     entries = [("needle", b"here"), *((f"straw{i}", b"") for i in range(3000))]
     buckets.put_many(url, "hay", entries)

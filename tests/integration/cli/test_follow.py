@@ -75,9 +75,7 @@ def ended(peek: Following) -> tuple[int, str]:
 @pytest.fixture
 def bucket(url: str) -> str:
     name = f"b{next(_serial)}"
-    buckets.create_bucket(url, name, 5)
-    for i in range(12):
-        buckets.put(url, name, f"k{i}", b"%d" % i)
+    buckets.fill_bucket(url, name, ((f"k{i}", b"%d" % i) for i in range(12)), 5)
     return name
 
 

@@ -18,8 +18,7 @@ from tests.support.nats import buckets
 
 @pytest.fixture(scope="module")
 def url(shared_server: NatsServer) -> str:
-    buckets.create_bucket(shared_server.url, "arrow", 5)
-    buckets.put_many(shared_server.url, "arrow", [("a", b"1"), ("b", b"1"), ("a", b"2")])
+    buckets.fill_bucket(shared_server.url, "arrow", [("a", b"1"), ("b", b"1"), ("a", b"2")], 5)
     return shared_server.url
 
 

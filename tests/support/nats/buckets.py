@@ -60,6 +60,14 @@ def create_bucket(url: str, name: str, history: int = 1, **config: Any) -> dict[
     return api(url, f"STREAM.CREATE.KV_{name}", wanted)
 
 
+def fill_bucket(
+    url: str, name: str, entries: Iterable[tuple[str, bytes]], history: int = 1, **config: Any
+) -> None:
+    """Create the bucket ``name`` and put ``entries`` into it, as :func:`put_many` does."""
+    create_bucket(url, name, history, **config)
+    put_many(url, name, entries)
+
+
 def delete_bucket(url: str, name: str) -> None:
     api(url, f"STREAM.DELETE.KV_{name}")
 

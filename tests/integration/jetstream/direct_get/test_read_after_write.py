@@ -29,6 +29,7 @@ from tests.support.nats.buckets import (
     api,
     create_bucket,
     delete,
+    fill_bucket,
     publish,
     purge,
     put_many,
@@ -36,13 +37,7 @@ from tests.support.nats.buckets import (
     skip_before,
 )
 from tests.support.nats.cluster import Cluster
-from tests.support.nats.direct_get import (
-    direct_get,
-    new_direct_get,
-    outsider,
-    pause_a_responder,
-    seqs,
-)
+from tests.support.nats.direct_get import direct_get, outsider, pause_a_responder, seqs
 from tests.support.nats.streams import create_stream, stream_state
 from tests.support.wait import wait_until
 
@@ -94,7 +89,9 @@ async def test_sequence_too_high_until_written(url: str, name: str, allow_direct
         skip_before(url, 11)
     read, expected = READS[name]
     stream = f"PLAN_{name.replace(' ', '_')}_{allow_direct}"
-    async with new_direct_get(url, stream, allow_direct=allow_direct) as get:
+    make(url, stream, allow_direct=allow_direct)
+
+    async with direct_get(url, stream) as get:
         with pytest.raises(MinLastSequenceError) as caught:
             await _found(read, get, 0.3)
         assert (caught.value.code, caught.value.err_code) == (412, 10180)
@@ -106,7 +103,9 @@ async def test_sequence_too_high_until_written(url: str, name: str, allow_direct
 
 
 async def test_missing_message_is_reported_after_sequence(url: str) -> None:
-    async with new_direct_get(url, "GONE") as get:
+    make(url, "GONE")
+
+    async with direct_get(url, "GONE") as get:
         with pytest.raises(MessageNotFoundError):
             await get.last("GONE.x", min_last_seq=3)
         with pytest.raises(MinLastSequenceError):
@@ -114,7 +113,9 @@ async def test_missing_message_is_reported_after_sequence(url: str) -> None:
 
 
 async def test_wait_for_last_seq_fails_without_stream_or_response(nats_server: NatsServer) -> None:
-    async with new_direct_get(nats_server.url, "DEAF") as get:
+    make(nats_server.url, "DEAF")
+
+    async with direct_get(nats_server.url, "DEAF") as get:
         jetstream = get.jetstream
         assert (await wait_for_last_seq(jetstream, "DEAF", 3)).last_seq == 3
         with pytest.raises(StreamNotFoundError):
@@ -130,7 +131,9 @@ async def test_wait_for_last_seq_fails_without_stream_or_response(nats_server: N
 
 async def test_min_last_seq_is_ignored_by_released_servers(url: str) -> None:
     """Direct Get ignores it, message get ignores or refuses it: this is why it is not relied on."""
-    async with new_direct_get(url, "FIELD") as get:
+    make(url, "FIELD")
+
+    async with direct_get(url, "FIELD") as get:
         connection = get.jetstream.connection
         reply = await send_request(
             connection, "DIRECT.GET.FIELD", {"seq": 1, "min_last_seq": 1 << 62}
@@ -260,8 +263,7 @@ async def test_subjects_of_several_requests(
 
 async def test_missing_subjects_cost_few_requests(url: str, leader_requests: Counter[str]) -> None:
     create_bucket(url, "empty")
-    create_bucket(url, "one")
-    put_many(url, "one", [("k", b"v")])
+    fill_bucket(url, "one", [("k", b"v")])
     async with direct_get(url, "KV_empty") as get:
         assert await read(get, (f"$KV.empty.{i}" for i in range(2000))) == {}
     assert leader_requests.total() == 0
@@ -272,8 +274,7 @@ async def test_missing_subjects_cost_few_requests(url: str, leader_requests: Cou
 
 
 async def test_replies_behind_leader_do_not_count(url: str, leader_requests: Counter[str]) -> None:
-    create_bucket(url, "lags")
-    put_many(url, "lags", [("k", b"v")])
+    fill_bucket(url, "lags", [("k", b"v")])
     async with direct_get(url, "KV_lags") as get:
         info = await get.jetstream.stream_info("KV_lags")
         of_leader = replace(info, last_seq=info.last_seq + 1)

@@ -32,9 +32,8 @@ from nats_stream_source.jetstream.subjects import api_prefix
 from tests.integration.jetstream.kv.stores import new_bucket
 from tests.support.nats.buckets import (
     api,
-    create_bucket,
+    fill_bucket,
     flushed,
-    put_many,
     server_version,
     with_client,
 )
@@ -269,8 +268,7 @@ async def test_mirror_and_sources_in_other_domain() -> None:
 
 async def test_mirror_of_mirror_has_entries_of_first_bucket(nats_server: NatsServer) -> None:
     url = nats_server.url
-    create_bucket(url, "a", 5)
-    put_many(url, "a", [("x", b"1"), ("y", b"2")])
+    fill_bucket(url, "a", [("x", b"1"), ("y", b"2")], 5)
     for name, origin in (("b", "a"), ("c", "b")):
         make_mirror(url, f"KV_{name}", f"KV_{origin}", max_msgs_per_subject=5)
     async with connect(url) as js:

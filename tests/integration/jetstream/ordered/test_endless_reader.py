@@ -19,7 +19,15 @@ from nats_stream_source.jetstream.stream_identity import KnownStream
 from nats_stream_source.wire.consumer.cursor import Rebuild
 from nats_stream_source.wire.consumer.deliveries import Deliveries
 from tests.support.event_loop import deadline
-from tests.support.nats.buckets import api, bucket_info, consumers, create_bucket, put, put_many
+from tests.support.nats.buckets import (
+    api,
+    bucket_info,
+    consumers,
+    create_bucket,
+    fill_bucket,
+    put,
+    put_many,
+)
 from tests.support.proxy.fault_proxy import Proxy, is_delivery
 from tests.support.wait import wait_until_async
 
@@ -53,8 +61,7 @@ async def rows(batches: AsyncIterator[Deliveries], count: int) -> list[int]:
 
 async def test_reach_is_reported_by_empty_batch(nats_server: NatsServer) -> None:
     url = nats_server.url
-    create_bucket(url, "b")
-    put_many(url, "b", [("a", b"1"), ("other", b"2"), ("other", b"3")])
+    fill_bucket(url, "b", [("a", b"1"), ("other", b"2"), ("other", b"3")])
 
     async with following(nats_server, filters=("$KV.b.a",), min_last_seq=3) as (reader, batches):
         assert await rows(batches, 1) == [1]
@@ -78,8 +85,7 @@ async def test_reach_never_comes(nats_server: NatsServer) -> None:
 async def test_last_per_subject_restarts_after_gap(nats_server: NatsServer) -> None:
     """Each key's last value comes once, none of the older ones, though a message was lost."""
     url = nats_server.url
-    create_bucket(url, "b", history=10)
-    put_many(url, "b", ((f"k{i % 50}", b"v") for i in range(200)))
+    fill_bucket(url, "b", ((f"k{i % 50}", b"v") for i in range(200)), history=10)
     lost = iter([True])
     hit = b"$KV.b.k30 "
 

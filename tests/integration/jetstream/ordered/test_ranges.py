@@ -30,6 +30,7 @@ from tests.support.nats.buckets import (
     consumers,
     create_bucket,
     delete_bucket,
+    fill_bucket,
     put,
     put_many,
 )
@@ -160,8 +161,7 @@ async def test_last_per_subject(filled: NatsServer) -> None:
 
 async def test_range_without_its_last_messages_ends(nats_server: NatsServer) -> None:
     url = nats_server.url
-    create_bucket(url, "b", history=1)
-    put_many(url, "b", [("a", b"1"), ("b", b"1"), ("c", b"1"), ("c", b"2")])
+    fill_bucket(url, "b", [("a", b"1"), ("b", b"1"), ("c", b"1"), ("c", b"2")], history=1)
     assert (await read_range(url, request_for(url, "b", 3)))[0] == [1, 2]
     api(url, "STREAM.PURGE.KV_b")
     assert (await read_range(url, request_for(url, "b", 2)))[0] == []

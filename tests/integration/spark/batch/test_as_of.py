@@ -22,6 +22,7 @@ from tests.support.nats.buckets import (
     bucket_state,
     create_bucket,
     delete,
+    fill_bucket,
     publish,
     purge,
     put,
@@ -129,8 +130,7 @@ def test_rows_equal_model_at_every_revision(
 def test_keys_that_are_overwritten_between_plan_and_read(
     url: str, bucket: str, history: int
 ) -> None:
-    create_bucket(url, bucket, history)
-    put_many(url, bucket, [(key, b"1") for key in "abc"])
+    fill_bucket(url, bucket, [(key, b"1") for key in "abc"], history)
     for accepted in (False, True):
         read = planned_batch(url, bucket=bucket, asOfSequence=3, failOnDataLoss=not accepted)
         put_many(url, bucket, [("b", b"2")] * history)
@@ -149,8 +149,7 @@ def test_keys_that_are_overwritten_between_two_readings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The first reading finds the entry, the second one does not."""
-    create_bucket(url, bucket, 2)
-    put_many(url, bucket, [(key, b"1") for key in "aabbcc"])
+    fill_bucket(url, bucket, [(key, b"1") for key in "aabbcc"], 2)
     choose = as_of._LastSequences.finish
 
     def meanwhile(last: as_of._LastSequences) -> None:
@@ -173,8 +172,7 @@ def test_keys_that_are_made_while_later_ones_are_read(
     url: str, bucket: str, monkeypatch: pytest.MonkeyPatch, history: int
 ) -> None:
     """Two ranges are read after the first, and then each new key is requested from the leader."""
-    create_bucket(url, bucket, history)
-    put_many(url, bucket, [("z", b"")] * 6 + [("a", b"1"), ("a", b"2"), ("b", b"1")])
+    fill_bucket(url, bucket, [("z", b"")] * 6 + [("a", b"1"), ("a", b"2"), ("b", b"1")], history)
     read = planned_batch(url, bucket=bucket, asOfSequence=9)
     put_many(url, bucket, [("a", b"3"), ("c", b"1"), ("c", b"2"), ("c", b"3")])
     looks: list[int] = []
@@ -197,8 +195,7 @@ def test_keys_that_are_made_while_later_ones_are_read(
 
 
 def test_keys_undecidable_are_named_by_first(url: str, bucket: str) -> None:
-    create_bucket(url, bucket)
-    put_many(url, bucket, [(f"k{i:02}", b"") for i in range(25)] * 2)
+    fill_bucket(url, bucket, [(f"k{i:02}", b"") for i in range(25)] * 2)
     with pytest.raises(DataLossError, match=r"of 25 keys \('k00'.*'k09' and 15 more\)"):
         read_batch(url, bucket=bucket, asOfSequence=25)
     assert read_batch(url, bucket=bucket, asOfSequence=25, failOnDataLoss=False) == []
@@ -231,8 +228,7 @@ def test_age_limit_reached_after_plan(
 ) -> None:
     """Nothing is later than the point, and yet its entries age out before they are read."""
     url = nats_server.url
-    create_bucket(url, bucket, history, max_age=3_000_000_000)
-    put_many(url, bucket, [("a", b"1"), ("b", b"1")])
+    fill_bucket(url, bucket, [("a", b"1"), ("b", b"1")], history, max_age=3_000_000_000)
     only = {"keys": keys} if keys else {}
     read = planned_batch(url, bucket=bucket, asOfSequence=2, **only)
     wait_until(lambda: bucket_state(url, bucket)["messages"] == 0, "both are gone")
@@ -241,8 +237,7 @@ def test_age_limit_reached_after_plan(
 
 
 def test_bucket_full_has_dropped_revisions(url: str, bucket: str) -> None:
-    create_bucket(url, bucket, 5, max_msgs=3, discard="old")
-    put_many(url, bucket, [(key, b"1") for key in "abcde"])
+    fill_bucket(url, bucket, [(key, b"1") for key in "abcde"], 5, max_msgs=3, discard="old")
     with pytest.raises(DataLossError, match="without a trace \\(max_msgs\\)"):
         read_batch(url, bucket=bucket, asOfSequence=4)
     kept = read_batch(url, bucket=bucket, asOfSequence=4, failOnDataLoss=False)
@@ -268,8 +263,7 @@ def test_bucket_created_by_nats_py(url: str, bucket: str) -> None:
 
 @pytest.mark.usefixtures("pauses")
 def test_purged_key_is_not_called_superseded(url: str, bucket: str) -> None:
-    create_bucket(url, bucket, 5)
-    put_many(url, bucket, [(key, b"1") for key in "ab"])
+    fill_bucket(url, bucket, [(key, b"1") for key in "ab"], 5)
     purge(url, bucket, "a")
     put_many(url, bucket, [("b", b"2")] * 5)
     with pytest.raises(DataLossError) as caught:
@@ -313,8 +307,7 @@ def test_revision_beyond_end(url: str, bucket: str) -> None:
 
 
 def test_markers_values_and_keys(url: str, bucket: str) -> None:
-    create_bucket(url, bucket, 5)
-    put_many(url, bucket, [("a.1", b"1"), ("a.2", b"2"), ("b.1", b"3")])
+    fill_bucket(url, bucket, [("a.1", b"1"), ("a.2", b"2"), ("b.1", b"3")], 5)
     delete(url, bucket, "a.2")
     put(url, bucket, "a.2", b"5")
 
@@ -333,8 +326,7 @@ def test_markers_values_and_keys(url: str, bucket: str) -> None:
 
 
 def test_bucket_empty_or_emptied(url: str, bucket: str) -> None:
-    create_bucket(url, bucket, 2)
-    put_many(url, bucket, [("a", b"1"), ("a", b"2")])
+    fill_bucket(url, bucket, [("a", b"1"), ("a", b"2")], 2)
     api(url, f"STREAM.PURGE.KV_{bucket}")
     assert bucket_state(url, bucket)["last_seq"] == 2
     assert read_batch(url, bucket=bucket, asOfSequence=1) == []

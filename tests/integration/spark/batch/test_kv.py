@@ -19,6 +19,7 @@ from tests.support.nats.buckets import (
     consumers,
     create_bucket,
     delete,
+    fill_bucket,
     purge,
     put_many,
 )
@@ -56,8 +57,7 @@ def test_rows_are_last_entry_of_each_key(url: str, bucket: str, history: int) ->
 
 
 def test_bucket_mirror(url: str, bucket: str) -> None:
-    create_bucket(url, bucket, 2)
-    put_many(url, bucket, [("a", b"1"), ("b", b"1"), ("a", b"2")])
+    fill_bucket(url, bucket, [("a", b"1"), ("b", b"1"), ("a", b"2")], 2)
     make_mirror(url, f"KV_{bucket}m", f"KV_{bucket}", max_msgs_per_subject=2)
     rows = read_batch(url, bucket=f"{bucket}m")
     assert [(row["key"], row["revision"]) for row in rows] == [("b", 2), ("a", 3)]
@@ -86,8 +86,7 @@ def test_lagging_replica_returns_no_old_entry(bucket: str, history: int) -> None
 
 
 def test_history_whole_and_from_revision(url: str, bucket: str) -> None:
-    create_bucket(url, bucket, 2)
-    put_many(url, bucket, [("a", b"%d" % i) for i in range(3)] + [("b", b"3")])
+    fill_bucket(url, bucket, [("a", b"%d" % i) for i in range(3)] + [("b", b"3")], 2)
     assert revisions(read_batch(url, bucket=bucket, includeHistory=True)) == [2, 3, 4]
     assert revisions(read_batch(url, bucket=bucket, startSequence=3)) == [3, 4]
     created = {
@@ -106,8 +105,7 @@ def test_history_whole_and_from_revision(url: str, bucket: str) -> None:
 
 
 def test_splits_of_history(url: str, bucket: str) -> None:
-    create_bucket(url, bucket, 2)
-    put_many(url, bucket, [(f"k{i % 700}", b"%d" % i) for i in range(2000)])
+    fill_bucket(url, bucket, [(f"k{i % 700}", b"%d" % i) for i in range(2000)], 2)
     expected = revisions(read_batch(url, bucket=bucket, includeHistory=True))
     assert len(expected) == bucket_state(url, bucket)["messages"]
     reader = batch_reader(url, bucket=bucket, includeHistory=True, minPartitions=4)
@@ -119,8 +117,7 @@ def test_splits_of_history(url: str, bucket: str) -> None:
 
 
 def test_spark_reads(spark: SparkSession, url: str, bucket: str) -> None:
-    create_bucket(url, bucket, 2)
-    put_many(url, bucket, [("a", b"1"), ("b", b"2"), ("a", b"3")])
+    fill_bucket(url, bucket, [("a", b"1"), ("b", b"2"), ("a", b"3")], 2)
 
     def read(**options: Any) -> list[Any]:
         frame = spark.read.format("nats_kv").options(servers=url, bucket=bucket, **options).load()
@@ -144,8 +141,7 @@ COLUMNS = r"with the given schema: got \(key string\), expected \(bucket STRING,
 
 @pytest.fixture
 def options(url: str, bucket: str) -> dict[str, str]:
-    create_bucket(url, bucket)
-    put_many(url, bucket, [("a", b"1"), ("b", b"2")])
+    fill_bucket(url, bucket, [("a", b"1"), ("b", b"2")])
     return {"servers": url, "bucket": bucket}
 
 
@@ -192,8 +188,7 @@ PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 @pytest.fixture
 def trucks(spark: SparkSession, url: str, bucket: str) -> Iterator[DataFrame]:
     """A bucket of five keys, in a session that pushes filters to Python sources."""
-    create_bucket(url, bucket)
-    put_many(url, bucket, [(key, key.encode()) for key in KEYS])
+    fill_bucket(url, bucket, [(key, key.encode()) for key in KEYS])
     before = spark.conf.get(PUSHDOWN)
     spark.conf.set(PUSHDOWN, "true")
     reader = spark.read.format("nats_kv").option("servers", url)

@@ -20,6 +20,7 @@ from tests.support.nats.buckets import (
     create_bucket,
     delete,
     delete_bucket,
+    fill_bucket,
     put,
     put_many,
 )
@@ -97,8 +98,7 @@ def test_complete_though_all_is_overwritten(
 def test_keys_that_come_and_go_meanwhile(
     url: str, bucket: str, monkeypatch: pytest.MonkeyPatch, pauses: bool
 ) -> None:
-    create_bucket(url, bucket, deny_delete=False)
-    put_many(url, bucket, [(key, b"1") for key in "abcdef"])
+    fill_bucket(url, bucket, [(key, b"1") for key in "abcdef"], deny_delete=False)
     read = planned_batch(url, bucket=bucket)
     put(url, bucket, "a", b"2")
     put(url, bucket, "new", b"1")
@@ -134,8 +134,7 @@ def test_keys_that_come_and_go_meanwhile(
 
 def test_keys_overtaken_and_removed_while_read(url: str, bucket: str) -> None:
     """The number of keys equals the number of keys read, but the keys differ."""
-    create_bucket(url, bucket)
-    put_many(url, bucket, [(key, b"1") for key in "abc"])
+    fill_bucket(url, bucket, [(key, b"1") for key in "abc"])
     read = planned_batch(url, bucket=bucket)
     put(url, bucket, "b", b"2")
     rows = read()
@@ -151,8 +150,7 @@ def test_values_that_were_overtaken_obey_options(
 ) -> None:
     if not pauses:
         skip_catch_up(monkeypatch)
-    create_bucket(url, bucket, 2)
-    put_many(url, bucket, [("a", b"1"), ("b", b"1"), ("c", b"1")])
+    fill_bucket(url, bucket, [("a", b"1"), ("b", b"1"), ("c", b"1")], 2)
     given = {"metaOnly": True, "ignoreDeletes": True, "includeHeaders": True, "keys": "a,b"}
     read = planned_batch(url, bucket=bucket, **given)
     put_many(url, bucket, [("a", b"22"), ("c", b"22")])
@@ -189,12 +187,10 @@ def test_consumer_lost_while_read(
 
 def test_bucket_recreated_or_deleted_while_read(url: str, bucket: str) -> None:
     for history in (1, 2):
-        create_bucket(url, bucket, history)
-        put_many(url, bucket, [("a", b"1")] * 3)
+        fill_bucket(url, bucket, [("a", b"1")] * 3, history)
         read = planned_batch(url, bucket=bucket)
         delete_bucket(url, bucket)
-        create_bucket(url, bucket, history)
-        put_many(url, bucket, [("a", b"1")] * 4)
+        fill_bucket(url, bucket, [("a", b"1")] * 4, history)
         with pytest.raises(DataLossError, match="re-created"):
             list(read())
         delete_bucket(url, bucket)

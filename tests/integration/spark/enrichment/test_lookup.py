@@ -30,7 +30,7 @@ from nats_stream_source.spark.enrichment import entries
 from nats_stream_source.spark.enrichment.entries import Lookup, with_entries
 from nats_stream_source.spark.runner import close_cached_runners
 from nats_stream_source.wire.codec import encode_key, encode_value
-from tests.support.nats.buckets import create_bucket, delete, purge, put, put_many
+from tests.support.nats.buckets import create_bucket, delete, fill_bucket, purge, put, put_many
 from tests.support.nats.topology import configured_server, with_user
 from tests.support.spark.streaming_query import run_to_the_end
 
@@ -79,8 +79,7 @@ def test_rows_keep_their_order_and_have_their_entries(url: str) -> None:
 
 def test_keys_that_bucket_cannot_have(url: str, caplog: pytest.LogCaptureFixture) -> None:
     """They are not sent: a wildcard would match other keys."""
-    create_bucket(url, "bad")
-    put_many(url, "bad", [("x", b"1"), ("a.b", b"2")])
+    fill_bucket(url, "bad", [("x", b"1"), ("a.b", b"2")])
     bad = [">", "*", "a.*", "", ".", "a..b", "a.b.", "a b", "ä", 'x","a.b', "x\n", "k" * 5000]
     found = rows(batch(*bad, "x"), batch(">", "a.b"), lookup=task(url, "bad"))
     assert found == [(None,)] * len(bad) + [(b"1",), (None,), (b"2",)]
@@ -104,15 +103,13 @@ def test_codecs(url: str, chain: str) -> None:
 
 def test_key_that_is_stored_as_another_key(url: str) -> None:
     """``path`` stores ``a/b/`` and ``a.b`` as ``a.b``, which is the key ``a/b``."""
-    create_bucket(url, "paths")
-    put(url, "paths", "a.b", b"v")
+    fill_bucket(url, "paths", [("a.b", b"v")])
     lookup = task(url, "paths", keyCodec="path")
     assert rows(batch("a/b", "a/b/", "a.b"), lookup=lookup) == [(b"v",), (None,), (None,)]
 
 
 def test_undecodable_value(url: str) -> None:
-    create_bucket(url, "und")
-    put_many(url, "und", [("good", b"YQ"), ("bad", b"?")])
+    fill_bucket(url, "und", [("good", b"YQ"), ("bad", b"?")])
     with pytest.raises(UndecodableError, match=r"'bad' of bucket 'und', revision 2.*'valueCodec'"):
         rows(batch("good", "bad"), lookup=task(url, "und", valueCodec="base64"))
     options = {"valueCodec": "base64", "onUndecodable": "null"}
@@ -124,8 +121,7 @@ def test_large_values_are_requested_and_yielded_in_pieces(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(entries, "_MAX_BYTES", 10_000)
-    create_bucket(url, "large")
-    put_many(url, "large", ((f"k{i}", b"%d" % i * 1000) for i in range(10, 60)))
+    fill_bucket(url, "large", ((f"k{i}", b"%d" % i * 1000) for i in range(10, 60)))
     put(url, "large", "huge", b"x" * 50_000)
     keys = [f"k{10 + i % 50}" for i in range(200)] + ["huge", "huge", "k10"]
     pieces = list(with_entries(iter([batch(*keys)]), task(url, "large")))
@@ -156,8 +152,7 @@ def test_entries_of_each_batch_are_current(url: str) -> None:
 
 
 def test_min_last_revision_is_awaited(url: str) -> None:
-    create_bucket(url, "raw")
-    put(url, "raw", "k", b"1")
+    fill_bucket(url, "raw", [("k", b"1")])
     options = {"minLastRevision": "2", "requestTimeout": "0.3"}
     with pytest.raises(MinLastSequenceError, match="KV_raw has reached 1, not 2"):
         rows(batch("k"), lookup=task(url, "raw", **options))
@@ -181,8 +176,7 @@ def test_permissions() -> None:
     config = "jetstream: enabled\nauthorization { users: [\n{user: all, password: p}\n"
     with configured_server(config + "\n".join(lines) + "\n] }\n") as server:
         url = with_user(server.url, "all", "p")
-        create_bucket(url, "fleet")
-        put_many(url, "fleet", [("a", b"1"), ("b", b"2")])
+        fill_bucket(url, "fleet", [("a", b"1"), ("b", b"2")])
         for user in ("some", "more"):
             lookup = task(server.url, "fleet", user=user, password="p")
             assert rows(batch("a", "c", "b"), lookup=lookup) == [(b"1",), (None,), (b"2",)]
@@ -194,8 +188,7 @@ def test_permissions() -> None:
 def test_server_restarts_between_batches(nats_server: NatsServer) -> None:
     """The connection is replaced; a server that is away at the start is an error."""
     url = nats_server.url
-    create_bucket(url, "stays")
-    put(url, "stays", "k", b"v")
+    fill_bucket(url, "stays", [("k", b"v")])
 
     def batches() -> Iterator[pa.RecordBatch]:
         yield batch("k")
@@ -243,8 +236,7 @@ def test_random_rows_equal_bucket(url: str) -> None:
 def devices(url: str, request: pytest.FixtureRequest) -> str:
     """A bucket of the test's own: ``d0`` to ``d9``, of which ``d3`` is deleted."""
     name = request.node.name.partition("[")[0]
-    create_bucket(url, name)
-    put_many(url, name, ((f"d{i}", b"v%d" % i) for i in range(10)))
+    fill_bucket(url, name, ((f"d{i}", b"v%d" % i) for i in range(10)))
     delete(url, name, "d3")
     return name
 

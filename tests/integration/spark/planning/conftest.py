@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nats_stream_source.embedded import NatsServer
-from tests.support.nats.buckets import create_bucket, put_many
+from tests.support.nats.buckets import fill_bucket
 
 
 @pytest.fixture
@@ -17,6 +17,5 @@ def url(nats_server: NatsServer) -> str:
 @pytest.fixture
 def ten(url: str) -> str:
     """The address of a server whose bucket ``b`` has ten entries, one a key."""
-    create_bucket(url, "b")
-    put_many(url, "b", ((f"k{i}", b"v") for i in range(10)))
+    fill_bucket(url, "b", ((f"k{i}", b"v") for i in range(10)))
     return url

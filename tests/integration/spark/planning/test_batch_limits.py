@@ -15,15 +15,14 @@ from nats_stream_source.jetstream.api import JetStream
 from nats_stream_source.jetstream.direct_get.request import MessageCount, count_messages
 from nats_stream_source.rows.base import Split
 from nats_stream_source.spark.planning import limits
-from tests.support.nats.buckets import create_bucket, put, put_many
+from tests.support.nats.buckets import create_bucket, fill_bucket, put, put_many
 from tests.support.query_driver.driver import new_query
 
 pytestmark = pytest.mark.servers
 
 
 def test_initial_values_of_bucket_with_history_are_one_batch(url: str) -> None:
-    create_bucket(url, "b", history=5)
-    put_many(url, "b", ((f"k{i % 4}", b"v") for i in range(20)))
+    fill_bucket(url, "b", ((f"k{i % 4}", b"v") for i in range(20)), history=5)
     with new_query(url, bucket="b", maxRowsPerTrigger=2, minPartitions=2) as query:
         assert query.plan()
         (first,) = query.splits
@@ -61,8 +60,7 @@ def test_limit_with_nine_tenths_removed(
     chance = random.Random(1)
     names = [f"{'abcdef'[key % 6]}.{key}" for key in range(KEYS)]
     written = [names[chance.randrange(KEYS)] for _ in range(WRITES)]
-    create_bucket(url, "b", history=1)
-    put_many(url, "b", ((name, b"v") for name in written))
+    fill_bucket(url, "b", ((name, b"v") for name in written), history=1)
     read = tuple((keys or "").replace("*", "").split(","))
     last = {name: seq for seq, name in enumerate(written, start=1) if name.startswith(read)}
     with new_query(url, bucket="b", maxRowsPerTrigger=LIMIT, keys=keys) as query:

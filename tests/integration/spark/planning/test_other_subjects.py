@@ -15,6 +15,7 @@ from tests.support.nats.buckets import (
     bucket_config,
     bucket_state,
     create_bucket,
+    fill_bucket,
     publish,
     put_many,
 )
@@ -28,10 +29,8 @@ TRANSFORM = [{"src": "$KV.origin.>", "dest": "$KV.b.>"}]
 
 
 def create_with_source(url: str, **source: Any) -> None:
-    create_bucket(url, "origin")
-    put_many(url, "origin", [("a", b"1"), ("b", b"2"), ("c", b"3")])
-    create_bucket(url, "b", sources=[{"name": "KV_origin", **source}])
-    put_many(url, "b", [("own", b"4")])
+    fill_bucket(url, "origin", [("a", b"1"), ("b", b"2"), ("c", b"3")])
+    fill_bucket(url, "b", [("own", b"4")], sources=[{"name": "KV_origin", **source}])
     wait_until(lambda: bucket_state(url, "b")["messages"] == 4, "the sourced messages")
 
 
@@ -51,8 +50,7 @@ def test_further_subject_is_reported(
     url: str, caplog: pytest.LogCaptureFixture, mirrored: bool
 ) -> None:
     bucket = "m" if mirrored else "b"
-    create_bucket(url, "b", subjects=["$KV.b.>", "other.>"])
-    put_many(url, "b", [("own", b"1")])
+    fill_bucket(url, "b", [("own", b"1")], subjects=["$KV.b.>", "other.>"])
     publish(url, [("other.1", b"2", None), ("other.2", b"3", None)])
     if mirrored:
         make_mirror(url, "KV_m", "KV_b", max_msgs_per_subject=1)
@@ -167,8 +165,7 @@ def test_other_messages_age_out_before_they_are_read(
 
 
 def test_entries_of_mirror_age_out_before_they_are_read(url: str) -> None:
-    create_bucket(url, "b", 64)
-    put_many(url, "b", [("k", b"1")])
+    fill_bucket(url, "b", [("k", b"1")], 64)
     make_mirror(url, "KV_m", "KV_b", max_msgs_per_subject=64)
     with new_query(url, bucket="m", includeHistory=True) as query:
         query.drain()
@@ -210,8 +207,7 @@ def test_mirror_of_mirror_is_read(url: str, caplog: pytest.LogCaptureFixture, fi
 
 
 def test_mirror_promoted_with_subjects_of_origin_is_read(url: str) -> None:
-    create_bucket(url, "a", 5)
-    put_many(url, "a", [("x", b"1"), ("y", b"2")])
+    fill_bucket(url, "a", [("x", b"1"), ("y", b"2")], 5)
     api(url, "STREAM.CREATE.KV_m", mirror_config("m", "a"))
     wait_for_seq(url, "KV_m", 2)
     with new_query(url, bucket="m") as query:
@@ -229,8 +225,7 @@ def test_mirror_promoted_with_subjects_of_origin_is_read(url: str) -> None:
 def test_mirror_promoted_with_other_subjects_is_data_loss(
     url: str, caplog: pytest.LogCaptureFixture, fail: bool
 ) -> None:
-    create_bucket(url, "a", 5)
-    put_many(url, "a", [("x", b"1"), ("y", b"2")])
+    fill_bucket(url, "a", [("x", b"1"), ("y", b"2")], 5)
     api(url, "STREAM.CREATE.KV_m", mirror_config("m", "a"))
     wait_for_seq(url, "KV_m", 2)
     with new_query(url, bucket="m", failOnDataLoss=fail) as query:

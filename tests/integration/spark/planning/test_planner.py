@@ -13,6 +13,7 @@ from tests.support.nats.buckets import (
     bucket_state,
     consumers,
     create_bucket,
+    fill_bucket,
     put,
     put_many,
     skip_before,
@@ -33,8 +34,7 @@ BEGINNINGS: dict[str, tuple[dict[str, str], int, int]] = {
 
 @pytest.mark.parametrize(("options", "origin", "through"), BEGINNINGS.values(), ids=BEGINNINGS)
 def test_beginnings(url: str, options: dict[str, str], origin: int, through: int) -> None:
-    create_bucket(url, "b", history=5)
-    put_many(url, "b", ((f"k{i % 4}", b"v") for i in range(20)))
+    fill_bucket(url, "b", ((f"k{i % 4}", b"v") for i in range(20)), history=5)
     with new_query(url, bucket="b", **options) as query:
         first = query.initial_offset()
         put(url, "b", "later", b"v")
@@ -141,8 +141,7 @@ def test_consumer_seq_counts_what_came_later_and_no_holes_among_initial_values(
     url: str, limit: int | None
 ) -> None:
     """What came later counts also where it was superseded before it was read."""
-    create_bucket(url, "b")
-    put_many(url, "b", ((f"k{i % 20}", b"v") for i in range(1000)))
+    fill_bucket(url, "b", ((f"k{i % 20}", b"v") for i in range(1000)))
     with new_query(url, bucket="b", maxRowsPerTrigger=limit) as query:
         query.drain()
         assert query.offset["consumer_seq"] == 20
@@ -163,8 +162,7 @@ def test_consumer_seq_of_last_values_under_filters(url: str, keys: str | None, c
 
 
 def test_idle_query_sends_few_requests_and_creates_no_consumer(url: str, asked: list[str]) -> None:
-    create_bucket(url, "b")
-    put(url, "b", "a", b"v")
+    fill_bucket(url, "b", [("a", b"v")])
     clock = Clock()
     with new_query(url, bucket="b", clock=clock) as query:
         start = query.latest_offset(query.initial_offset())
@@ -181,8 +179,7 @@ def test_idle_query_sends_few_requests_and_creates_no_consumer(url: str, asked: 
 
 
 def test_match_of_one_of_many_filters_is_found_by_next_poll(url: str) -> None:
-    create_bucket(url, "b", history=-1)
-    put_many(url, "b", [("other", b"v")] * 1000)
+    fill_bucket(url, "b", [("other", b"v")] * 1000, history=-1)
     others = [("other", b"v")] * 20
     keys = [f"k{i}" for i in range(40)]
     with new_query(url, bucket="b", keys=",".join(keys)) as query:
@@ -202,8 +199,7 @@ def test_match_of_one_of_many_filters_is_found_by_next_poll(url: str) -> None:
 def test_healthy_stream_is_not_rolled_back(nats_server: NatsServer, how: str, what: str) -> None:
     """A killed server does not know the time of a last message that was deleted."""
     url = nats_server.url
-    create_bucket(url, "b", deny_delete=False)
-    put_many(url, "b", ((f"k{i}", b"v") for i in range(10)))
+    fill_bucket(url, "b", ((f"k{i}", b"v") for i in range(10)), deny_delete=False)
     with new_query(url, bucket="b") as query:
         query.drain()
     if what == "all purged":
@@ -272,8 +268,7 @@ def test_micro_batch_waits_for_rows_up_to_delay(url: str) -> None:
 
 def test_rows_behind_filter(url: str) -> None:
     clock = Clock()
-    create_bucket(url, "filtered")
-    put_many(url, "filtered", [("a.1", b"x"), ("b.1", b"x")])
+    fill_bucket(url, "filtered", [("a.1", b"x"), ("b.1", b"x")])
     with new_query(url, bucket="filtered", clock=clock, keys="a.*", **WAITS) as query:
         first = query.latest_offset(query.initial_offset())
         put_many(url, "filtered", ((f"{'ab'[i % 2]}.{i}", b"x") for i in range(18)))

@@ -10,7 +10,7 @@ import pytest
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import UndecodableError
 from nats_stream_source.wire.codec import decode_key, encode_key, encode_value
-from tests.support.nats.buckets import create_bucket, delete, put, put_many
+from tests.support.nats.buckets import create_bucket, delete, fill_bucket, put, put_many
 from tests.support.query_driver.batch import Row, read_batch
 from tests.support.query_driver.driver import new_query
 from tests.unit.wire.codec.test_codec import CHAINS, recorded
@@ -77,8 +77,7 @@ def test_several_buckets(url: str) -> None:
 
 
 def test_micro_batches(url: str) -> None:
-    create_bucket(url, "followed", 3)
-    put_many(url, "followed", stored(("/a b", b"1"), ("/c", b"2")))
+    fill_bucket(url, "followed", stored(("/a b", b"1"), ("/c", b"2")), 3)
     options: dict[str, Any] = {"bucket": "followed", "keys": "/a b,/c/>", **CODECS}
     with new_query(url, **options) as query:
         assert entries(query.read_new()) == [("/a b", b"1", 1)]
@@ -134,8 +133,7 @@ def test_bucket_of_kvcodec(url: str, number: int) -> None:
 
 
 def test_undecodable_entries(url: str, caplog: pytest.LogCaptureFixture) -> None:
-    create_bucket(url, "junk", 5)
-    put_many(url, "junk", [("YQ", b"MQ"), ("junk-", b"Mg"), ("YQ", b"??"), ("Yg", b"Mw")])
+    fill_bucket(url, "junk", [("YQ", b"MQ"), ("junk-", b"Mg"), ("YQ", b"??"), ("Yg", b"Mw")], 5)
     codecs: dict[str, Any] = {"keyCodec": "base64", "valueCodec": "base64"}
     with pytest.raises(UndecodableError, match="the value of entry 'YQ' of bucket 'junk'") as error:
         read_batch(url, bucket="junk", **codecs, keys="a")

@@ -42,8 +42,7 @@ _names = (f"R{i}" for i in itertools.count())
 @pytest.fixture
 def bucket(url: str, name: str) -> str:
     """A bucket with the revisions 1 to 6 without the second one."""
-    buckets.create_bucket(url, name)
-    buckets.put_many(url, name, [("a.x", b"one"), ("a.y", b""), ("b", b"\r\nMSG a 1 1\r\n")])
+    buckets.fill_bucket(url, name, [("a.x", b"one"), ("a.y", b""), ("b", b"\r\nMSG a 1 1\r\n")])
     buckets.delete(url, name, "a.y")
     buckets.purge(url, name, "c")
     buckets.put(url, name, "d.e", b"last", {"Trace": "1"})
@@ -172,8 +171,7 @@ def test_large_messages_are_left_to_consumer(shared_server: NatsServer, name: st
 
 def test_last_per_subject_is_left_to_consumer(shared_server: NatsServer, name: str) -> None:
     url = shared_server.url
-    buckets.create_bucket(url, name, history=5)
-    buckets.put_many(url, name, [("k", b"1"), ("k", b"2")])
+    buckets.fill_bucket(url, name, [("k", b"1"), ("k", b"2")], history=5)
     plan = plan_of(url, name, (">",), last_per_subject=True)
     found, consumer = through(shared_server, plan)
     assert [row["value"] for row in found] == [b"2"]
@@ -230,8 +228,7 @@ def test_stream_recreated_between_requests(shared_server: NatsServer, bucket: st
     def verdict(frame: bytes) -> bool:
         if INFO in frame and next(infos) == 0:
             buckets.delete_bucket(url, bucket)
-            buckets.create_bucket(url, bucket)
-            buckets.put_many(url, bucket, [(f"n.{i}", b"new") for i in range(6)])
+            buckets.fill_bucket(url, bucket, [(f"n.{i}", b"new") for i in range(6)])
         return True
 
     found: list[Any] = []
@@ -255,8 +252,7 @@ authorization { users: [
 def test_permission_missing_uses_consumer(caplog: pytest.LogCaptureFixture) -> None:
     with configured_server(DENIED) as server:
         url = with_user(server.url, "a")
-        buckets.create_bucket(url, "b")
-        buckets.put_many(url, "b", [(f"k.{i}", b"v") for i in range(5)])
+        buckets.fill_bucket(url, "b", [(f"k.{i}", b"v") for i in range(5)])
         plan = plan_of(url, "b")
         with caplog.at_level(logging.WARNING):
             found = rows(server.url, plan, user="b", password="b")

@@ -159,8 +159,7 @@ def test_stream_of_other_domain() -> None:
 
 def test_bucket_read_as_stream(url: str, name: str) -> None:
     """Markers are messages like others; each key's last message is what a bucket has."""
-    buckets.create_bucket(url, name, history=1)
-    buckets.put_many(url, name, [("a", b"1"), ("b", b"1"), ("a", b"2")])
+    buckets.fill_bucket(url, name, [("a", b"1"), ("b", b"1"), ("a", b"2")], history=1)
     buckets.delete(url, name, "b")
     found = read(url, f"KV_{name}", deliverPolicy="last_per_subject", includeHeaders=True)
     assert [(row["sequence"], row["data"], row["headers"]) for row in found] == [

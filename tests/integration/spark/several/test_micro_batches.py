@@ -16,7 +16,14 @@ from nats_stream_source.rows.formats import KvFormat
 from nats_stream_source.spark.reading import split_reader
 from nats_stream_source.spark.reading.split_reader import read_splits
 from nats_stream_source.wire.framing.frames import Frames
-from tests.support.nats.buckets import consumers, create_bucket, delete_bucket, put, put_many
+from tests.support.nats.buckets import (
+    consumers,
+    create_bucket,
+    delete_bucket,
+    fill_bucket,
+    put,
+    put_many,
+)
 from tests.support.nats.streams import create_stream
 from tests.support.nats.topology import configured_server, with_user
 from tests.support.query_driver.driver import Record, new_query, read_all, sequences_by_stream
@@ -27,8 +34,7 @@ pytestmark = pytest.mark.servers
 def fill(url: str, **counts: int) -> None:
     """Buckets with so many entries each, one per key."""
     for name, count in counts.items():
-        create_bucket(url, name)
-        put_many(url, name, ((f"k{i}", b"v" * 100) for i in range(count)))
+        fill_bucket(url, name, ((f"k{i}", b"v" * 100) for i in range(count)))
 
 
 def up_to(**counts: int) -> dict[str, list[int]]:
@@ -74,8 +80,7 @@ def test_minimum_of_rows_counts_all_buckets(url: str) -> None:
 
 def test_initial_values_of_each_bucket(url: str) -> None:
     """One with history, whose last entries are one range as a whole; one without."""
-    create_bucket(url, "deep", history=5)
-    put_many(url, "deep", ((f"k{i % 3}", b"v") for i in range(9)))
+    fill_bucket(url, "deep", ((f"k{i % 3}", b"v") for i in range(9)), history=5)
     fill(url, flat=4)
     with new_query(url, buckets="deep,flat", maxRowsPerTrigger=2) as query:
         batches = [batch.sequences for batch in query.drain()]
@@ -166,8 +171,7 @@ def test_available_now_ends_where_each_bucket_ended(url: str) -> None:
 
 
 def test_initial_values_of_available_now_end_with_run(url: str) -> None:
-    create_bucket(url, "deep", history=5)
-    put_many(url, "deep", [("k0", b"v"), ("k0", b"v"), ("k1", b"v")])
+    fill_bucket(url, "deep", [("k0", b"v"), ("k0", b"v"), ("k1", b"v")], history=5)
     with new_query(url, buckets="deep") as query:
         query.prepare_available_now()
         query.start()
@@ -255,8 +259,7 @@ NAMES = [f"b{i:02}" for i in range(12)]
 def twelve(url: str) -> str:
     """The address of a server with twelve buckets of 100 entries: more than a small range."""
     for name in NAMES:
-        create_bucket(url, name)
-        put_many(url, name, ((f"k{i}", b"v") for i in range(100)))
+        fill_bucket(url, name, ((f"k{i}", b"v") for i in range(100)))
     return url
 
 

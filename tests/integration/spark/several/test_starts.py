@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import DataLossError, OptionError
-from tests.support.nats.buckets import api, create_bucket, publish, put_many
+from tests.support.nats.buckets import api, fill_bucket, publish, put_many
 from tests.support.nats.streams import create_stream
 from tests.support.query_driver.batch import batch_reader, read_batch, tasks_of
 from tests.support.query_driver.driver import new_query, read_all, sequences_by_stream
@@ -59,8 +59,7 @@ def test_times_by_name(url: str) -> None:
 def test_revisions_by_name_of_buckets(nats_server: NatsServer) -> None:
     url = nats_server.url
     for name in ("a", "b"):
-        create_bucket(url, name, history=5)
-        put_many(url, name, [("k", b"1"), ("k", b"2"), ("k", b"3")])
+        fill_bucket(url, name, [("k", b"1"), ("k", b"2"), ("k", b"3")], history=5)
     with new_query(url, buckets="a,b", startSequence=starts(a="earliest", b=2)) as query:
         assert query.read_sequences() == {"a": [1, 2, 3], "b": [2, 3]}
 
@@ -167,8 +166,7 @@ def test_strategy_error_and_empty_stream(url: str) -> None:
 def sites(nats_server: NatsServer) -> str:
     """The address of a server with three buckets; the second one keeps a history."""
     for name, history in (("site-1", 1), ("site-2", 5), ("other", 1)):
-        create_bucket(nats_server.url, name, history=history)
-        put_many(nats_server.url, name, ((f"k{i % 2}", b"v") for i in range(4)))
+        fill_bucket(nats_server.url, name, ((f"k{i % 2}", b"v") for i in range(4)), history=history)
     return nats_server.url
 
 
@@ -215,8 +213,7 @@ def test_state_of_all_buckets_at_time(sites: str) -> None:
 
 def test_small_buckets_share_tasks(nats_server: NatsServer) -> None:
     for i in range(12):
-        create_bucket(nats_server.url, f"b{i}")
-        put_many(nats_server.url, f"b{i}", [("k", b"v")])
+        fill_bucket(nats_server.url, f"b{i}", [("k", b"v")])
     tasks = tasks_of(batch_reader(nats_server.url, bucketPattern=".*"))
     assert len(tasks) == 1
     assert len(tasks[0].splits) == 12

@@ -18,7 +18,14 @@ from nats_stream_source.errors import (
 )
 from nats_stream_source.rows.base import StreamView
 from nats_stream_source.spark.planning.stream_states import StreamStates
-from tests.support.nats.buckets import create_bucket, delete_bucket, publish, put, put_many
+from tests.support.nats.buckets import (
+    create_bucket,
+    delete_bucket,
+    fill_bucket,
+    publish,
+    put,
+    put_many,
+)
 from tests.support.nats.streams import create_stream
 from tests.support.query_driver.driver import new_query, read_all
 
@@ -32,8 +39,7 @@ SITES: dict[str, Any] = {"bucketPattern": "site-.*", "discoveryInterval": 1}
 def sites(url: str) -> str:
     """The address of a server with the buckets ``site-1`` (two entries) and ``site-2`` (one)."""
     for name, count in (("site-1", 2), ("site-2", 1)):
-        create_bucket(url, name)
-        put_many(url, name, ((f"k{i}", b"v") for i in range(count)))
+        fill_bucket(url, name, ((f"k{i}", b"v") for i in range(count)))
     return url
 
 
@@ -51,8 +57,7 @@ def test_pattern_finds_bucket_while_query_runs(
         assert "stream found stream=KV_site-3" in caplog.text
         put(sites, "site-3", "a", b"w")
     with new_query(sites, offset=query.offset, **SITES) as restarted:
-        create_bucket(sites, "site-4")
-        put(sites, "site-4", "a", b"v")
+        fill_bucket(sites, "site-4", [("a", b"v")])
         assert restarted.read_sequences() == {"site-3": [3], "site-4": [1]}
 
 
@@ -63,8 +68,7 @@ def test_bucket_created_after_start_is_read_from_its_first_entry(
     with new_query(sites, **SITES, **option) as query:
         first = query.read_sequences()
         assert first == ({} if "updatesOnly" in option else {"site-1": [1, 2], "site-2": [1]})
-        create_bucket(sites, "site-3")
-        put(sites, "site-3", "a", b"v")
+        fill_bucket(sites, "site-3", [("a", b"v")])
         assert query.read_sequences() == {"site-3": [1]}
 
 
@@ -104,8 +108,7 @@ def test_deleted_bucket_is_data_loss_that_names_it(
         assert accepting.read_sequences() == {}
         assert accepting.positions == {"KV_site-2": 1}
         assert caplog.text.count("was deleted") == 1
-        create_bucket(sites, "site-1")
-        put(sites, "site-1", "new", b"v")
+        fill_bucket(sites, "site-1", [("new", b"v")])
         assert accepting.read_sequences() == {"site-1": [1]}
 
 
@@ -113,8 +116,7 @@ def test_bucket_created_again_between_two_polls(sites: str) -> None:
     with new_query(sites, buckets="site-1,site-2") as query:
         query.read_sequences()
         delete_bucket(sites, "site-1")
-        create_bucket(sites, "site-1")
-        put(sites, "site-1", "new", b"v")
+        fill_bucket(sites, "site-1", [("new", b"v")])
         with pytest.raises(DataLossError, match=r"KV_site-1.*deleted and re-created"):
             query.read_sequences()
     with new_query(sites, offset=query.offset, buckets="site-1,site-2", **ACCEPT) as accepting:
@@ -180,8 +182,7 @@ def test_pattern_without_match_waits_and_logs_once(
         assert query.read_sequences() == {}
         assert query.read_sequences() == {}
         assert caplog.text.count("no name matches the pattern") == 1
-        create_bucket(url, "site-1")
-        put(url, "site-1", "a", b"v")
+        fill_bucket(url, "site-1", [("a", b"v")])
         assert query.read_sequences() == {"site-1": [1]}
 
 

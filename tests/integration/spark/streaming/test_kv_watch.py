@@ -19,6 +19,7 @@ from tests.support.nats.buckets import (
     consumers,
     create_bucket,
     delete,
+    fill_bucket,
     purge,
     put,
     put_many,
@@ -124,8 +125,7 @@ def test_watch(
     first: tuple[str, ...],
     then: tuple[str, ...],
 ) -> None:
-    create_bucket(url, name, history)
-    put_many(url, name, [("a", b"1"), ("b", b"1"), ("a", b"2")])
+    fill_bucket(url, name, [("a", b"1"), ("b", b"1"), ("a", b"2")], history)
     delete(url, name, "c")
     purge(url, name, "b")
     with new_query(url, bucket=name, **options) as query:
@@ -245,8 +245,7 @@ def in_domain() -> Iterator[tuple[str, str, dict[str, str]]]:
 @pytest.mark.parametrize("place", [imported, in_domain])
 def test_query_through_prefix(place: Any) -> None:
     with place() as (owner, url, options):
-        create_bucket(owner, "map", 5)
-        put_many(owner, "map", [("a", b"1"), ("x", b"1"), ("b", b"1"), ("a", b"2")])
+        fill_bucket(owner, "map", [("a", b"1"), ("x", b"1"), ("b", b"1"), ("a", b"2")], 5)
         # A filter and a limit, so that the planner ranks: its requests take the prefix too.
         given = {"bucket": "map", "keys": "a,b,c", "includeHistory": True, "maxRowsPerTrigger": 2}
         with new_query(url, **given, **options) as query:

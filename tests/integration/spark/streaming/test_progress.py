@@ -206,8 +206,7 @@ def test_lag_of_bucket(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """30 sequences, of which 10 are left; then 3 more."""
-    buckets.create_bucket(url, "lag", 1)
-    buckets.put_many(url, "lag", ((f"k{i % 10}", b"v") for i in range(30)))
+    buckets.fill_bucket(url, "lag", ((f"k{i % 10}", b"v") for i in range(30)), 1)
     options = {"servers": url, "bucket": "lag", "maxRowsPerTrigger": "4"}
     with caplog.at_level(logging.INFO, "nats_stream_source.progress"):
         found = watched.run(tmp_path, "nats_kv", **options)
@@ -237,8 +236,7 @@ def test_lag_of_each_bucket(
 ) -> None:
     """Two of three have entries: 30 and 10, of which a micro-batch reads 8."""
     for name, count in (("lag-a", 30), ("lag-b", 10), ("lag-c", 0)):
-        buckets.create_bucket(url, name)
-        buckets.put_many(url, name, ((f"k{i}", b"v") for i in range(count)))
+        buckets.fill_bucket(url, name, ((f"k{i}", b"v") for i in range(count)))
     options = {"servers": url, "bucketPattern": "lag-.", "maxRowsPerTrigger": "8"}
     found = watched.run(tmp_path, "nats_kv", **options)
     first = [(one.stream, one.start, one.end, one.rows, one.lag) for one in found[:2]]

@@ -18,7 +18,14 @@ from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.options.writing import kv_write_options, stream_write_options
 from nats_stream_source.spark.datasource import NatsKvDataSource
 from nats_stream_source.spark.writing.task import prepare_target, write_task
-from tests.support.nats.buckets import api, create_bucket, delete, publish, put, put_many
+from tests.support.nats.buckets import (
+    api,
+    create_bucket,
+    delete,
+    fill_bucket,
+    publish,
+    put,
+)
 from tests.support.nats.streams import create_stream, stream_state
 from tests.support.query_driver.batch import Row, read_batch
 from tests.support.spark.streaming_query import run_to_the_end
@@ -47,8 +54,7 @@ def entries(url: str, bucket: str) -> dict[str, tuple[str, Any]]:
 
 
 def test_bucket_copy_in_one_line(spark: SparkSession, url: str, write: Write) -> None:
-    create_bucket(url, "origin", 3)
-    put_many(url, "origin", [(f"k.{i}", b"v%d" % i) for i in range(300)])
+    fill_bucket(url, "origin", [(f"k.{i}", b"v%d" % i) for i in range(300)], 3)
     put(url, "origin", "with-headers", b"\x00\xff", {"Trace": "x"})
     delete(url, "origin", "k.7")
     frame = spark.read.format("nats_kv").option("servers", url).option("bucket", "origin")
@@ -216,8 +222,7 @@ def test_micro_batch_repeated(
 ) -> None:
     """Without its commit, Spark repeats the last micro-batch: as after a killed driver."""
     source, bucket = f"source_{message_id}", f"repeated_{message_id}"
-    create_bucket(url, source, 5)
-    put_many(url, source, [(f"k{i % 30}", b"%d" % i) for i in range(100)])
+    fill_bucket(url, source, [(f"k{i % 30}", b"%d" % i) for i in range(100)], 5)
     copy(spark, url, source, tmp_path, bucket=bucket, messageId=message_id, history="10")
     stored = messages(url, f"KV_{bucket}")
     assert [row["data"] for row in stored] == [b"%d" % i for i in range(100)]
