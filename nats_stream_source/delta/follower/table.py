@@ -73,12 +73,10 @@ class FollowedTable:
 
     def refresh(self) -> None:
         """Read the commits of other writers; PositionVoidError after a RESTORE."""
-
-        def verify() -> None:
-            self._engine.table.read(lambda _: None)
-            self.position.actions(self._engine.table.opened(), changed=False)
-
-        self._changed(verify)
+        table = self._engine.table
+        self._changed(
+            lambda: table.read(lambda _: self.position.actions(table.opened(), changed=False))
+        )
 
     def merge(
         self, batches: Sequence[pa.RecordBatch], position: Position | None, *, required: bool
