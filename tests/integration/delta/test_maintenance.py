@@ -107,6 +107,7 @@ def test_retention_of_table_wins_if_longer(table: Path) -> None:
 def test_upkeep_by_spark(spark: SparkSession, table: Path) -> None:
     from nats_stream_source.delta.spark.table import SparkTable
 
+    create(table)
     for number in range(4):
         write_deltalake(table, arrow([put(f"k{number}", 1)]), mode="append")
     target = SparkTable(spark, "t", str(table))
