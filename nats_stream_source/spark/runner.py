@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 log = field_logger(__name__)
 
+_OPTIONS = CONNECTION + KV + STREAM
 _CLOSE_DEADLINE = 10.0  # seconds, for cancelled tasks
 
 
@@ -39,7 +40,7 @@ class Runner:
         task = self._loop.create_task(work)
         try:
             # Errors of the connection and of JetStream name settings; Spark users set options.
-            with option_hints(CONNECTION + KV + STREAM):
+            with option_hints(_OPTIONS):
                 return self._loop.run_until_complete(task)
         finally:
             if not task.done():

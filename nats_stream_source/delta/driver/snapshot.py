@@ -321,11 +321,14 @@ class Snapshot:
         """
         vectors, written = VectorFile(), list[LiveFile | None]()
         for file in files:
-            add = file.add
-            if file.vector and file.live_rows:
+            if not file.live_rows:
+                written.append(None)
+                continue
+            if file.vector:
                 vector = vectors.add(file.vector)
-                add = with_vector(add, vector, file.rows, data_change=data_change)
-            written.append(replace(file, add=add) if file.live_rows else None)
+                add = with_vector(file.add, vector, file.rows, data_change=data_change)
+                file = replace(file, add=add)
+            written.append(file)
         if content := vectors.content():
             self.objects.put(vectors.name, content)
         return written

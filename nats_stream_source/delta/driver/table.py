@@ -366,14 +366,15 @@ def _commit(
     for number in np.unique(numbers).tolist():
         file = snapshot.files[number]
         left[number] = replace(file, vector=file.vector | BitMap64(old_rows[numbers == number]))
-    replaced: Replaced = [(number, None) for number in left]
     rewrites: list[Rewrite] = []
     if snapshot.vectors:
-        replaced = [*zip(left, snapshot.with_vectors(left.values(), data_change=True), strict=True)]
+        files = snapshot.with_vectors(left.values(), data_change=True)
     else:
         rewrites = rewritten(snapshot, left, target_bytes, data_change=True)
+        files = [None] * len(left)
+    replaced: Replaced = [*zip(left, files, strict=True)]
     actions = [removal(file.add, data_change=True) for file in left.values()]
-    actions += [{"add": file.add} for _, file in replaced if file is not None]
+    actions += [{"add": file.add} for file in files if file is not None]
     written, at = _write(snapshot, rows, target_bytes)
     for new in (*(rewrite.written for rewrite in rewrites), written):
         actions += [{"add": add} for add, _ in new]

@@ -120,14 +120,7 @@ async def open_stream(jetstream: JetStream, options: StreamWriteOptions) -> Stre
     except StreamNotFoundError:
         if not options.create:
             raise
-        # Another writer may create it at the same time. With other subjects than these, the first
-        # row on a subject that it lacks is an error.
-        try:
-            with _creation():
-                await jetstream.call(f"STREAM.CREATE.{name}", dict(options.config))
-        except ApiError as error:
-            if error.err_code != BucketExistsError.err_code:
-                raise
+        await _create_stream(jetstream, options)
         info = await jetstream.stream_info(name)
     if info.is_mirror or not info.config.get("subjects"):
         raise ConfigurationError(
@@ -150,6 +143,17 @@ def max_message_size(info: StreamInfo, max_payload: int) -> int:
     """The largest message, headers included, that server and stream accept, in bytes."""
     limit = info.config.get("max_msg_size", -1)
     return min(limit, max_payload) if limit > 0 else max_payload
+
+
+async def _create_stream(jetstream: JetStream, options: StreamWriteOptions) -> None:
+    # Another writer may create it at the same time. With other subjects than these, the first row
+    # on a subject that it lacks is an error.
+    try:
+        with _creation():
+            await jetstream.call(f"STREAM.CREATE.{options.target}", dict(options.config))
+    except ApiError as error:
+        if error.err_code != BucketExistsError.err_code:
+            raise
 
 
 @contextmanager
