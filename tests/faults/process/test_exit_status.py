@@ -90,7 +90,7 @@ _ENGINES = (
     {"engine": "spark"},
 )
 _USUAL = ("query, writer", "SIGTERM")  # in `make test-all`, once each
-_TIMES = 9  # three an engine
+_TIMES = 20
 _DEADLINE = 600.0  # seconds; Spark starts in this time on a busy machine
 
 

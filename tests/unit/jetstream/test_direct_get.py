@@ -28,7 +28,7 @@ MESSAGE = StoredMessage("s", 5, "2026-11-21T05:04:14Z", b"", b"")
 
 
 class Reader(SingleMessageReader):
-    """The leader responds after the second Direct Get was sent, which fails or has no response."""
+    """The second Direct Get fails or has no response; the leader responds after it was sent."""
 
     def __init__(
         self,
