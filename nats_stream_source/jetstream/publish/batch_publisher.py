@@ -218,9 +218,11 @@ class FastIngestPublisher(ColumnPublisher):
         inbox = self._inbox_prefix.encode()
         for i in range(len(frames)):
             found = fast_ingest.parse_reply(frames.subject(i), inbox)
-            if found is None or (place := self._window.locate(sum(found) - 1)) is None:
+            if found is None or (place := self._window.locate(found[0])) is None:
                 continue
-            chunk, index, current = place
+            chunk, start, current = place
+            # The end of a batch has a number of its own, after that of the batch's last message.
+            index = min(start + found[1], len(chunk.frames)) - 1
             if is_no_responders(frames.header(i)):
                 if current:
                     self._end_batch(chunk, index, no_stream_error(chunk.messages.subject(index)))
@@ -232,7 +234,7 @@ class FastIngestPublisher(ColumnPublisher):
                     f"invalid response to a message on {chunk.messages.subject(index)!r}: {error}"
                 )
                 return
-            self._process_response(chunk, index - found[1] + 1, index, response, current)
+            self._process_response(chunk, start, index, response, current)
 
     def _process_response(
         self, chunk: Chunk, start: int, index: int, response: BatchResponse, current: bool
@@ -252,7 +254,7 @@ class FastIngestPublisher(ColumnPublisher):
         self, chunk: Chunk, start: int, response: BatchResponse, current: bool
     ) -> None:
         end = start + response.stored
-        if start < 0 or end > (chunk.sent if current else len(chunk.frames)):
+        if end > (chunk.sent if current else len(chunk.frames)):
             self._failure = ProtocolError(
                 f"invalid acknowledgement from stream {self._stream!r}: {response.stored} messages "
                 f"of a batch are stored, expected at most {chunk.sent - start}, which were sent"

@@ -72,9 +72,10 @@ class Messages:
         )
 
     def check(self, url: str, *, first_seq: int = 1, in_order: bool = True) -> list[int]:
-        """Check that all messages are stored, and the last one of each subject is the last sent.
+        """Check that all messages are stored; with ids, each once.
 
-        With ids, each is stored once, and the messages of a subject have their order.
+        If ``in_order``, the last one of each subject is the last sent; with ids, the messages of a
+        subject have their order.
 
         Returns:
             the numbers of the stored messages, in the order of the stream.
@@ -82,6 +83,7 @@ class Messages:
         found = stored(url, self.stream, first_seq)
         assert {number for _, number in found} == set(self.numbers)
         numbers = [number for _, number in found]
+        assert not self.ids or len(numbers) == self.count
         for subject in {self.subject(number) for number in self.numbers if in_order}:
             expected = [number for number in self.numbers if self.subject(number) == subject]
             actual = [number for name, number in found if name == subject]

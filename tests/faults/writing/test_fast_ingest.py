@@ -38,6 +38,7 @@ from tests.faults.writing.publishing import (
 from tests.support.nats.buckets import api
 from tests.support.nats.streams import stream_state
 from tests.support.proxy.fault_proxy import After, Delay, Outcome, Proxy, Twice, subject_of
+from tests.support.proxy.verdicts import Counted
 from tests.support.wait import wait_until_async
 
 fast_publishing = partial(publishing, kind=FastIngestPublisher)
@@ -202,6 +203,25 @@ async def test_acknowledgement_after_rejection(shared_server: NatsServer) -> Non
         assert len(forged) == 1
         counts = sendings(proxy)
         assert (counts[249], counts[250]) == (1, 2)
+    messages.check(shared_server.url)
+
+
+async def test_end_of_batch_before_later_messages(shared_server: NatsServer) -> None:
+    """The number of an end is that of a message of the next chunk; its response is not."""
+    messages = Messages("CHUNKS", 20)
+    FAST_INGEST.create_stream(shared_server.url, messages.stream)
+    commit = Sending(1, {9})
+    pings = Counted(lambda frame: b".4.$FI 0\r\n" in frame)
+    with Proxy(shared_server.port, upward=lambda one: commit(one) and pings(one)) as proxy:
+        async with fast_publishing(proxy.url, "CHUNKS", request_timeout=0.3) as publisher:
+            for first in (0, 10):
+                await publisher.send(Messages("CHUNKS", 10, first=first).columns())
+            await publisher.flush()
+            assert publisher.stored == messages.count
+        assert commit.done == 1
+        assert pings.done
+        ends = [one for one in proxy.seen if is_response(one) and b".11.3.$FI" in one]
+        assert any(b'"count":9' in one for one in ends)
     messages.check(shared_server.url)
 
 
