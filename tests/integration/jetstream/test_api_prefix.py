@@ -24,7 +24,6 @@ from nats_stream_source.errors import (
     JetStreamNotEnabledError,
     KeyExistsError,
     MessageNotFoundError,
-    ServerTooOldError,
     StreamNotFoundError,
 )
 from nats_stream_source.jetstream import connect
@@ -166,11 +165,6 @@ async def test_direct_get_of_many(place: Place) -> None:
         subjects = pa.array(["$KV.map.k7", "$KV.map.k9", "$KV.map.none"])
         columns = await last_columns(jetstream, info, subjects)
         assert sorted(columns["sequence"].to_pylist()) == [ROWS - 92, ROWS - 90]
-        if server_version(place.owner) < (2, 11):
-            for many in (batch, last):
-                with pytest.raises(ServerTooOldError, match=r"2\.11"):
-                    await many.__anext__()
-            return
         assert [one.seq async for one in batch] == list(range(8, ROWS, 100))
         assert [one.seq async for one in last] == [ROWS - 92, ROWS - 90]
 

@@ -17,7 +17,7 @@ from nats_stream_source.jetstream.publish.batch_publisher import (
     MessageColumns,
 )
 from nats_stream_source.jetstream.publish.publisher import Publisher
-from tests.support.nats.buckets import api
+from tests.support.nats.buckets import api, skip_before
 from tests.support.nats.streams import create_stream, stream_state
 
 pytestmark = pytest.mark.servers
@@ -36,12 +36,16 @@ async def publish(
 async def test_columns_for_stream_without_pub_acks_refused(
     url: str, jetstream: JetStream, publisher: type[BatchPublisher | FastIngestPublisher]
 ) -> None:
+    config = {}
+    if publisher is FastIngestPublisher:
+        skip_before(url, 14)
+        config["allow_batched"] = True
     name = publisher.__name__
-    create_stream(url, name, no_ack=True, allow_batched=True)
+    create_stream(url, name, no_ack=True, **config)
     with pytest.raises(ConfigurationError, match=f"'{name}': its stream has no_ack, expected"):
         await publish(publisher(jetstream, name), name)
     assert stream_state(url, name)["messages"] == 0
-    updated = {"name": name, "subjects": [f"{name}.>"], "allow_batched": True}
+    updated = {"name": name, "subjects": [f"{name}.>"], **config}
     api(url, f"STREAM.UPDATE.{name}", updated)
     await publish(publisher(jetstream, name), name)
     assert stream_state(url, name)["messages"] == 2
