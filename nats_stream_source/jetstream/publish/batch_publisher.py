@@ -21,9 +21,8 @@ sent again in a new batch, *with those of all later chunks*, as a ``BatchPublish
 the same limits of time. Acknowledgements of an ended batch count as stored, and do not complete a
 message that was sent again. If no acknowledgement arrives for ``request_timeout``, it is requested
 again (ping) before the messages are. Before messages are sent again, the publisher ends their batch
-at the server, which then rejects those of a lost connection that arrive late.
-
-A rejection that is not transient is an error: the server has dropped the messages after it.
+at the server, which then rejects those of a lost connection that arrive late. A rejection that is
+not transient is an error: the server has dropped the messages after it.
 """
 
 from __future__ import annotations
@@ -222,7 +221,7 @@ class FastIngestPublisher(ColumnPublisher):
                 continue
             chunk, start, current = place
             # The end of a batch has a number of its own, after that of the batch's last message.
-            index = min(start + found[1], len(chunk.frames)) - 1
+            index = min(start + max(found[1], 1), len(chunk.frames)) - 1
             if is_no_responders(frames.header(i)):
                 if current:
                     self._end_batch(chunk, index, no_stream_error(chunk.messages.subject(index)))

@@ -7,13 +7,11 @@ as columns and mark the messages of the window. So a message costs neither an ob
 switch.
 
 A message without a PubAck is sent again, *with all messages after it*, so that the last message of
-a subject is the last one stored: after a reconnect, after ``request_timeout`` without any PubAck,
-and after a response that is transient (no leader). Messages may be stored twice then. Those with a
-``Nats-Msg-Id`` are not, within the stream's duplicate window: a message that was lost while later
-ones were stored (a leader changes) follows them. Only fast ingest prevents that.
-
-If no further message is stored for ``retry_timeout`` seconds, the publisher fails with the last
-reason. Time counts only while the event loop runs: between two calls, PubAcks wait in the socket.
+a subject is stored last: after a reconnect, after ``request_timeout`` without any PubAck, and after
+a response that is transient (no leader). Messages may be stored twice then. Those with a
+``Nats-Msg-Id`` are not, within the duplicate window, and stay before one that was lost. If no
+further message is stored for ``retry_timeout`` seconds, the publisher fails with the last reason.
+Time counts only while the event loop runs: between two calls, PubAcks wait in the socket.
 
 A subclass encodes the messages and reads the responses of its stream (``batch_publisher.py``).
 """

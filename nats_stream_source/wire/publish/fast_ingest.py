@@ -141,9 +141,7 @@ def parse_reply(subject: bytes, inbox: bytes) -> tuple[int, int] | None:
     if not subject.startswith(inbox) or len(tokens) != _TOKENS or tokens[-1] != _SUFFIX:
         return None
     batch, number = tokens[0].rpartition(b"-")[2], tokens[3]
-    if not batch.isdigit() or not number.isdigit() or not int(number):
-        return None
-    return int(batch), int(number)
+    return (int(batch), int(number)) if batch.isdigit() and number.isdigit() else None
 
 
 def parse_response(payload: bytes) -> BatchResponse:

@@ -391,7 +391,6 @@ FOREIGN = [
     b"_INBOX.abc.abc-1.500.fail.1.0.0.$FI",
     b"_INBOX.abc.abc-.500.fail.1.0.$FI",
     b"_INBOX.abc.abc-1.500.fail.x.0.$FI",
-    b"_INBOX.abc.abc-1.500.fail.0.0.$FI",
     b"_INBOX.xyz.abc-1.500.fail.1.0.$FI",
 ]
 
