@@ -114,7 +114,9 @@ def unfrozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("in_task", [True, False])
 def test_worker_modules_are_exempt(monkeypatch: pytest.MonkeyPatch, in_task: bool) -> None:
     """With what the first task added, and not in a process that is not a worker."""
-    monkeypatch.setattr(TaskContext, "_taskContext", TaskContext() if in_task else None)
+    # TaskContext() would make itself the one of this process, and stay.
+    context = object.__new__(TaskContext) if in_task else None
+    monkeypatch.setattr(TaskContext, "_taskContext", context)
     exempt_modules()
     assert (gc.get_freeze_count() > 10_000) is in_task
     tracked = []
