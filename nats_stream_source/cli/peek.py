@@ -271,8 +271,8 @@ async def _follow(adapter: FormatAdapter, arguments: argparse.Namespace, output:
         read = EndlessRead(adapter, source.connection, source.info, position)
         try:
             async with contextlib.aclosing(read.batches()) as batches:
-                async for arrived in batches:
-                    output.write(arrived.rows.to_pylist())
+                async for messages in batches:
+                    output.write(read.rows(messages).to_pylist())
         except StreamNotFoundError:
             raise StreamNotFoundError(
                 f"could not follow stream {source.info.name!r}: it was deleted"

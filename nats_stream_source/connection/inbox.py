@@ -12,6 +12,9 @@ from collections.abc import Awaitable, Callable
 from nats_stream_source.wire.framing.frames import Frames
 
 MAX_BYTES = 256 << 20  # of an inbox; flow control limits a consumer to 32 MiB in flight
+NEVER, AFTER_MEDIUM, AFTER_EACH = range(0), range(16 << 10, 1 << 20), range(1, 1 << 20)
+"""Sizes of a read of the socket, in bytes, after which more bytes are worth waiting for."""
+
 _SPARSE = 64  # frames that fill less than 1/64 of their block are copied out of it
 
 
@@ -32,7 +35,8 @@ class Inbox:
         nbytes: size of the buffered frames.
         max_bytes: limit of ``nbytes``.
         dropped: number of frames that were dropped because of the limit.
-        bulk: whether throughput counts more than the delay of a frame.
+        accumulate: after reads of these sizes, the next one waits: throughput counts more than the
+            delay of a frame.
     """
 
     def __init__(
@@ -42,7 +46,7 @@ class Inbox:
         self.nbytes = 0
         self.max_bytes = MAX_BYTES
         self.dropped = 0
-        self.bulk = False
+        self.accumulate = NEVER
         self._unsubscribe = unsubscribe
         self._inboxes = inboxes
         self._stopped = False

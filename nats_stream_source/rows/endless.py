@@ -1,4 +1,4 @@
-"""The rows of a bucket or stream from a position on, as they arrive, without an end.
+"""The messages of a bucket or stream from a position on, as they arrive, without an end.
 
 One ordered consumer reads them. With ``at_leader`` the stream leader serves it: another replica may
 lag, or lack messages. A consumer outlives the leadership of its server, so the owner passes the
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -22,29 +22,17 @@ from nats_stream_source.rows.base import FormatAdapter, Split
 from nats_stream_source.wire.consumer.deliveries import Deliveries
 
 
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """Rows that have arrived.
-
-    Attributes:
-        rows: with the columns of the format.
-        messages: the messages of the rows, and of those that the options leave out.
-    """
-
-    rows: pa.RecordBatch
-    messages: Deliveries
-
-
 class EndlessRead:
-    """Reads the rows after ``start``.
+    """Reads the messages after ``start``.
 
     Args:
         info: the stream as its leader reports it.
-        start: a sequence; rows after it are read.
-        initial_through: rows up to this sequence are initial values.
+        start: a sequence; messages after it are read.
+        initial_through: messages up to this sequence are initial values.
         last_per_subject: whether they are the last message of each subject only; ``start`` is 0.
         at_leader: whether only the stream leader serves the consumer.
-        max_rows, max_bytes: of the rows that are yielded at once; None for the reader's own limits.
+        accumulate: see :class:`RangeRequest`.
+        max_rows, max_bytes: of what is yielded at once; None for the reader's own limits.
 
     Attributes:
         position: the last sequence that was yielded; ``start`` before the first one.
@@ -60,6 +48,7 @@ class EndlessRead:
         initial_through: int = 0,
         last_per_subject: bool = False,
         at_leader: bool = False,
+        accumulate: bool = False,
         max_rows: int | None = None,
         max_bytes: int | None = None,
     ) -> None:
@@ -75,6 +64,7 @@ class EndlessRead:
             request,
             eager=True,
             at_leader=at_leader,
+            accumulate=accumulate,
             min_last_seq=minimum,
             batch_rows=min(request.batch_rows, max_rows or request.batch_rows),
             batch_bytes=min(request.batch_bytes, max_bytes or request.batch_bytes),
@@ -83,7 +73,7 @@ class EndlessRead:
 
     @property
     def through(self) -> int:
-        """The sequence up to which all rows were yielded."""
+        """The sequence up to which all messages were yielded."""
         cursor = self._reader.cursor
         # The cursor may be ahead: the reader yields the kept messages batch by batch.
         return cursor.seen_through if cursor.position <= self.position else self.position
@@ -99,11 +89,14 @@ class EndlessRead:
             self._leader = info.leader
             self._reader.leader_changed()
 
-    async def batches(self) -> AsyncGenerator[Arrived, None]:
-        """Yield rows as they arrive; raises as :meth:`OrderedReader.batches`."""
+    async def batches(self) -> AsyncGenerator[Deliveries, None]:
+        """Yield messages as they arrive; raises as :meth:`OrderedReader.batches`."""
         async with contextlib.aclosing(self._reader.batches()) as batches:
             async for messages in batches:
                 if len(messages):
-                    rows = self._adapter.record_batch(messages, self._split)
                     self.position = int(messages.stream_seq[-1])
-                    yield Arrived(rows, messages)
+                    yield messages
+
+    def rows(self, messages: Deliveries) -> pa.RecordBatch:
+        """The rows of messages, without those that the options leave out."""
+        return self._adapter.record_batch(messages, self._split)

@@ -14,9 +14,10 @@ consumer, the usual content of a large read, go to their inbox within the transp
 loop's ``read()`` waits for other frames. Writing is unchanged. If the transport is not the known
 one (websocket, another version of nats-py), the tap takes chunks as they arrive.
 
-A read costs as much as hundreds of small frames. While a *bulk* inbox receives small frames, the
-tap waits ``_ACCUMULATE`` seconds between medium reads, in which more bytes arrive in the socket.
-Responses to requests wait too, so inboxes of short ranges and of watches are not bulk.
+A read costs as much as hundreds of small frames. While an inbox receives small frames by reads of
+its sizes ``accumulate``, the tap waits ``_ACCUMULATE`` seconds after each, in which more bytes
+arrive in the socket. Responses to requests wait too, so inboxes of short ranges and of watches have
+no such sizes.
 
 nats-py publishes one message per call. This module passes many frames to the socket at once, after
 the commands that nats-py has buffered. asyncio buffers what the socket does not accept, so the
@@ -48,7 +49,7 @@ from nats.aio.client import Client
 from nats.aio.transport import TcpTransport
 from nats.protocol.parser import ERR_RE
 
-from nats_stream_source.connection.inbox import Inbox
+from nats_stream_source.connection.inbox import NEVER, Inbox
 from nats_stream_source.logs import field_logger
 from nats_stream_source.wire.framing.frames import Framer, Frames
 
@@ -56,7 +57,6 @@ log = field_logger(__name__)
 
 _MAX_UNREAD = 4 << 20  # bytes received ahead of the read loop; then reading is paused
 _ACCUMULATE = 0.003  # seconds
-_MEDIUM = range(16 << 10, 1 << 20)  # bytes of a read after which more are worth waiting for
 _SMALL_FRAME = 4 << 10  # bytes; larger frames cost more than the reads that bring them
 
 
@@ -132,8 +132,7 @@ class _Tap:
         self.reads += 1
         if inbox is not None:
             inbox.put(frames)
-            if inbox.bulk:
-                buffered.accumulate(len(frames))
+            buffered.accumulate(len(frames), inbox.accumulate)
         return True
 
     async def _dispatch(self, frames: Frames) -> None:
@@ -142,7 +141,7 @@ class _Tap:
             return
         # Consecutive frames with the same sid, in the order in which they were received.
         start = 0
-        bulk = False
+        accumulate = NEVER
         sids, borders = frames.sid, []
         if not frames.in_sequence and sids.min() != sids.max():
             borders = (np.flatnonzero(np.diff(sids)) + 1).tolist()
@@ -151,15 +150,15 @@ class _Tap:
             inbox = self.inboxes.get(sid)
             if inbox is not None:
                 inbox.put(frames.select(slice(start, stop)) if borders else frames)
-                bulk = inbox.bulk
+                accumulate = inbox.accumulate
             elif sid < 0 or sid in self._client._subs:
                 whole = frames.buffer[frames.begin[start] : frames.stop[stop - 1]]
                 await self._parser.parse(bytes(whole))
             # Other frames were in flight when their subscription ended. nats-py would parse and
             # drop them, one by one: up to 32 MiB of a consumer of which a part was read.
             start = stop
-        if bulk and self._buffered is not None:
-            self._buffered.accumulate(len(frames))
+        if self._buffered is not None:
+            self._buffered.accumulate(len(frames), accumulate)
 
     async def _install_reader(self) -> bytes:
         """Install :class:`_BufferedReader` if possible; returns the bytes that were read before."""
@@ -228,13 +227,13 @@ class _BufferedReader(asyncio.BufferedProtocol):
             self._transport.resume_reading()
         return b""
 
-    def accumulate(self, frames: int) -> None:
-        """Leave the next bytes in the socket for a moment, if the last read was medium.
+    def accumulate(self, frames: int, sizes: range) -> None:
+        """Leave the next bytes in the socket for a moment, if the last read has one of the sizes.
 
         Args:
             frames: the number of frames of that read.
         """
-        worthwhile = self._taken in _MEDIUM and self._taken < frames * _SMALL_FRAME
+        worthwhile = self._taken in sizes and self._taken < frames * _SMALL_FRAME
         if worthwhile and not self._paused and self._accumulating is None:
             self._transport.pause_reading()
             loop = asyncio.get_running_loop()

@@ -67,6 +67,7 @@ class TableObjects:
         self._store = store
         self._root = root
         self._access = root, access
+        self._directory = str(store.prefix) if isinstance(store, LocalStore) else None
         self.written_bytes = 0
 
     @classmethod
@@ -101,8 +102,8 @@ class TableObjects:
     def reader(self, path: str) -> pa.NativeFile:
         """A file to read parts of an object."""
         with _failures(path):
-            if isinstance(self._store, LocalStore):
-                return pa.OSFile(os.path.join(str(self._store.prefix), path))
+            if self._directory is not None:
+                return pa.OSFile(os.path.join(self._directory, path))
             file = obstore.open_reader(self._store, path)
         methods = {name: getattr(file, name) for name in ("read", "seek", "tell", "close")}
         # pyarrow also requires `closed`, which obstore's file lacks.
@@ -131,10 +132,10 @@ class TableObjects:
             paths: in one directory, in ascending order; that of a missing object is left out.
         """
         found: dict[str, object] = {}
-        if paths and isinstance(self._store, LocalStore):
+        if paths and self._directory is not None:
             for path in paths:
                 with suppress(FileNotFoundError):
-                    stat = os.stat(os.path.join(str(self._store.prefix), path))
+                    stat = os.stat(os.path.join(self._directory, path))
                     found[path] = stat.st_ino, stat.st_mtime_ns, stat.st_size
         elif paths:
             before = paths[0][:-1]  # a shorter text comes before a longer one

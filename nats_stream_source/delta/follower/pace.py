@@ -2,7 +2,8 @@
 
 A commit writes each touched file's deletion vector again, a data file and an entry of the log,
 whatever the number of its rows. Where that is more than six times what changes, the time between
-commits becomes longer, up to half a second, so that a commit has more rows.
+commits becomes longer, up to half a second, so that a commit has more rows: a commit of the usual
+size is due once six times the changes since the last one have as many bytes.
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ from nats_stream_source.delta.merge_result import MergeResult
 
 _MOST_WRITTEN = 6.0  # bytes for each byte that changes
 _LONGEST = 0.5  # seconds
-_STEP = 0.05  # the largest part by which a commit changes the time
-_DECAY = 0.98  # of a commit's figures with each later one
+_DECAY = 0.998  # of a commit's figures with each later one: a compaction is one of hundreds
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,19 @@ class Pace:
 
     def __init__(self, shortest: float) -> None:
         self.seconds = self._shortest = shortest
-        self._written = self._changed = 0.0
+        self._written = self._changed = self._passed = self._commits = 0.0
 
-    def add(self, result: MergeResult) -> None:
-        """Add what a commit has written."""
+    def add(self, result: MergeResult, passed: float) -> None:
+        """Add what a commit has written.
+
+        Args:
+            passed: the seconds in which its entries arrived.
+        """
         if not result.changed_bytes:
             return
         self._written = _DECAY * self._written + (result.written_bytes or 0)
         self._changed = _DECAY * self._changed + result.changed_bytes
+        self._passed = _DECAY * self._passed + min(passed, _LONGEST)
+        self._commits = _DECAY * self._commits + 1
         factor = self._written / (_MOST_WRITTEN * self._changed)
-        seconds = max(self.seconds, 0.001) * min(max(factor, 1 - _STEP), 1 + _STEP)
-        self.seconds = max(self._shortest, min(seconds, _LONGEST))
+        self.seconds = max(self._shortest, min(factor * self._passed / self._commits, _LONGEST))

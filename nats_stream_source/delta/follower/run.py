@@ -1,11 +1,12 @@
 """How a follower keeps its table equal to a bucket: reading, commits, start.
 
 **Reading.** One endless ordered consumer at the stream leader
-(:mod:`nats_stream_source.rows.endless`) delivers entries, which wait for the next commit. With 64
+(:mod:`nats_stream_source.rows.endless`) delivers messages, which wait for the next commit. With 64
 MiB of them the reader pauses, and the server's flow control stops the deliveries.
 
-**Commits.** A thread merges what has arrived since the last commit, at the times of :mod:`pace`,
-and commits the position behind it. Reading goes on meanwhile. Entries that change no row make no
+**Commits.** A thread makes rows of what has arrived since the last commit, all at once: a batch of
+one message costs as much as one of hundreds. It merges the rows at the times of :mod:`pace`, and
+commits the position behind them. Reading goes on meanwhile. Entries that change no row make no
 commit. The position is then committed alone once it is 60 s behind, before the stream removes the
 messages after it, and at the end.
 
@@ -25,7 +26,6 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from typing import TypeVar
 
 import pyarrow as pa
@@ -59,16 +59,18 @@ from nats_stream_source.rows.data_loss import (
     report_aged_out,
     timestamp_at,
 )
-from nats_stream_source.rows.endless import Arrived, EndlessRead
+from nats_stream_source.rows.endless import EndlessRead
 from nats_stream_source.rows.formats import KvFormat
 from nats_stream_source.rows.offsets import Position
 from nats_stream_source.rows.start_position import resolve_start
+from nats_stream_source.wire.consumer.deliveries import Deliveries
 
 _T = TypeVar("_T")
 
 _log = field_logger(__name__)
 
 _WAITING_BYTES = 64 << 20
+_NONE = Deliveries.join([])
 _POLL_INTERVAL = 2.0  # seconds between two requests of the stream's state
 _STOP_TIMEOUT = 2.0  # seconds
 _END_TIMEOUT = 10.0  # seconds until the tasks have ended
@@ -116,7 +118,7 @@ class Run:
         self._connection, self._thread, self._stop = connection, thread, stop
         self._once, self._on_merge, self._pace = once, on_merge, pace
         self._reconcile = reconcile
-        self._waiting: list[Arrived] = []
+        self._waiting: list[Deliveries] = []
         self._waiting_bytes = 0
         common = adapter.options.common
         self._limits = common.max_rows_per_trigger, common.max_bytes_per_trigger  # of a commit
@@ -127,6 +129,7 @@ class Run:
         self._gaps: SequenceGapTracker | None = None
         self._seen: list[pa.Array] | None = None  # keys of the initial values, if rows may be gone
         self._committed = time.monotonic()  # the last position
+        self._begun, self._passed = time.monotonic(), 0.0  # of the last commit
         self._done = 0  # the table has the entries up to this sequence
         self._merged_through = 0  # a query of Spark has merged entries up to this sequence
 
@@ -169,6 +172,7 @@ class Run:
             initial_through=at.initial_through,
             last_per_subject=last_per_subject,
             at_leader=True,
+            accumulate=True,
             max_rows=self._limits[0],
             max_bytes=self._limits[1],
         )
@@ -190,11 +194,10 @@ class Run:
                 for task in tasks:
                     if task.done():
                         task.result()
-                began = time.monotonic()
                 await self._commit()
-                await self._wait(began + self._pace.seconds)
+                await self._wait(self._begun + self._pace.seconds)
             if self._complete and self._is_ahead():
-                await self._merge([], await self._position(), required=True)
+                await self._merge(_NONE, await self._position(), required=True)
         finally:
             # Once: a second cancellation would interrupt the deletion of the consumer.
             for task in (*tasks, stop):
@@ -290,14 +293,12 @@ class Run:
             async with contextlib.aclosing(self._read.batches()) as batches:
                 await self._keep(batches)
 
-    async def _keep(self, batches: AsyncGenerator[Arrived, None]) -> None:
-        async for arrived in batches:
-            if self._seen is not None:
-                self._seen.append(arrived.rows["key"])
+    async def _keep(self, batches: AsyncGenerator[Deliveries, None]) -> None:
+        async for messages in batches:
             if self._gaps is not None:
-                self._gaps.add(arrived.messages.stream_seq)
-            self._waiting.append(arrived)
-            self._waiting_bytes += arrived.rows.nbytes
+                self._gaps.add(messages.stream_seq)
+            self._waiting.append(messages)
+            self._waiting_bytes += messages.size
             self._changed.set()
             while self._waiting_bytes > _WAITING_BYTES:
                 self._urgent.set()
@@ -351,45 +352,45 @@ class Run:
     async def _commit(self) -> None:
         """Merge what has arrived, and the position if it is due."""
         ends = not self._complete and self._read.complete
-        arrived = self._take()
+        now = time.monotonic()
+        self._passed, self._begun = now - self._begun, now
+        taken = self._take()
         self._room.set()
         if not self._stop.is_set():
             self._urgent.clear()
-        batches = [one.rows for one in arrived]
-        if arrived:
-            last = arrived[-1].messages
-            written = rfc3339(int(last.time[-1]))
-            self._at = replace(self._at, stream_seq=int(last.stream_seq[-1]), time=written)
+        if len(taken):
+            written = rfc3339(int(taken.time[-1]))
+            self._at = replace(self._at, stream_seq=int(taken.stream_seq[-1]), time=written)
             await self._verify_gaps()
         elif self._read.through > self._at.stream_seq:
             # Messages that the filter leaves out follow the last entry.
             self._at = replace(self._at, stream_seq=self._read.through, time=None)
         if ends and not self._waiting:
             if self._seen is not None:
-                await self._merge(batches, None)
+                await self._merge(taken, None)
                 seen = self._seen
                 await self._retry(lambda: self._delete_unseen(seen))
-                batches = []
+                taken = _NONE
             self._stored.reads_initial_values, self._seen = False, None
-            await self._merge(batches, await self._position(), required=True)
-        elif batches or (self._complete and self._position_is_due()):
+            await self._merge(taken, await self._position(), required=True)
+        elif len(taken) or (self._complete and self._position_is_due()):
             position = await self._position() if self._complete else None
-            await self._merge(batches, position, required=not batches)
+            await self._merge(taken, position, required=not len(taken))
         self._done = self._at.stream_seq
         self._report()
 
-    def _take(self) -> list[Arrived]:
-        """The next entries, within the limits of a commit, which one arrival does not exceed."""
+    def _take(self) -> Deliveries:
+        """The next messages, within the limits of a commit, which one arrival does not exceed."""
         max_rows, max_bytes = (limit or math.inf for limit in self._limits)
         count = rows = nbytes = 0
         for one in self._waiting:
-            rows, nbytes = rows + one.rows.num_rows, nbytes + one.rows.nbytes
+            rows, nbytes = rows + len(one), nbytes + one.size
             if count and (rows > max_rows or nbytes > max_bytes):
                 break
             count += 1
         taken, self._waiting = self._waiting[:count], self._waiting[count:]
-        self._waiting_bytes -= sum(one.rows.nbytes for one in taken)
-        return taken
+        self._waiting_bytes -= sum(one.size for one in taken)
+        return Deliveries.chain(taken)
 
     async def _position(self) -> Position:
         """The position behind the entries that were taken."""
@@ -403,21 +404,27 @@ class Run:
         return self._at
 
     async def _merge(
-        self, batches: list[pa.RecordBatch], position: Position | None, *, required: bool = False
+        self, messages: Deliveries, position: Position | None, *, required: bool = False
     ) -> None:
         stored = self._stored.stored
-        merge = partial(self._table.merge, required=required)
-        result = await self._in_thread(merge, batches, position)
+
+        def merge() -> tuple[int, MergeResult]:
+            rows = self._read.rows(messages)
+            if self._seen is not None:
+                self._seen.append(rows["key"])
+            return len(rows), self._table.merge(rows, position, required=required)
+
+        count, result = await self._in_thread(merge)
         if self._stored.stored != stored:
             self._committed = time.monotonic()
         before = self.progress
         self.progress = replace(
             before,
-            rows=before.rows + sum(batch.num_rows for batch in batches),
+            rows=before.rows + count,
             changed=before.changed + result.changed,
             commits=before.commits + (result.changed > 0),
         )
-        self._pace.add(result)
+        self._pace.add(result, self._passed)
         if self._on_merge is not None:
             self._on_merge(result)
 

@@ -23,7 +23,6 @@ from nats_stream_source.delta.location import TableLocation
 from nats_stream_source.delta.merge_result import MergeResult
 from nats_stream_source.delta.rules.events import ChangeRules, EventBatch, event_shape
 from nats_stream_source.delta.rules.reconciled import open_row_columns, open_rows
-from nats_stream_source.delta.rules.rows import DecidingEvents
 from nats_stream_source.delta.tables import EngineRefusedError, TableChangedError
 from nats_stream_source.delta.upkeep import Upkeep
 from nats_stream_source.errors import ConfigurationError
@@ -79,20 +78,18 @@ class FollowedTable:
         )
 
     def merge(
-        self, batches: Sequence[pa.RecordBatch], position: Position | None, *, required: bool
+        self, rows: pa.RecordBatch, position: Position | None, *, required: bool
     ) -> MergeResult:
         """Merge entries; one commit if they change a row.
 
         Args:
-            batches: entries in their order.
+            rows: entries in their order.
             position: of the last one; None to commit rows without a position.
             required: whether the position is committed even if no row changes.
         """
         self.position.next, self.position.required = position, required
-        events = DecidingEvents(self._columns, self._shape.layout)
-        for batch in batches:
-            events.add(batch.select(self._columns.names))
-        return self._merge(EventBatch.in_memory(self._shape, events.table()))
+        events = pa.Table.from_batches([rows.select(self._columns.names)], self._columns)
+        return self._merge(EventBatch.in_memory(self._shape, events))
 
     def newest_revision(self, created: int) -> int:
         """The greatest revision of the rows of a stream; 0 if there are none.

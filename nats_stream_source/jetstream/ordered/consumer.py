@@ -36,7 +36,7 @@ import pyarrow.compute as pc
 
 from nats_stream_source.aio.tasks import wait_cancellable
 from nats_stream_source.connection.connection import Connection
-from nats_stream_source.connection.inbox import Inbox
+from nats_stream_source.connection.inbox import AFTER_EACH, AFTER_MEDIUM, Inbox
 from nats_stream_source.errors import (
     ConsumerNotFoundError,
     NatsSourceError,
@@ -260,7 +260,10 @@ class EphemeralConsumer:
     async def _open_inbox(self, connection: Connection, subject: str) -> None:
         self.inbox = await connection.open_inbox(subject)
         request = self._request
-        self.inbox.bulk = not request.eager and request.end - request.start > _BULK
+        if request.accumulate:
+            self.inbox.accumulate = AFTER_EACH
+        elif not request.eager and request.end - request.start > _BULK:
+            self.inbox.accumulate = AFTER_MEDIUM
 
     async def _release_inbox(self) -> None:
         inbox, self.inbox = self.inbox, None

@@ -134,16 +134,16 @@ def encode(
     if numbers is None:
         numbers = np.arange(first_serial, first_serial + n)
     reply = [_decimal(numbers)] if reply_suffixes is None else [_decimal(numbers), reply_suffixes]
-    before_reply, crlf = _scalar(f" {reply_prefix}".encode()), _scalar(b"\r\n")
-    space, empty = _scalar(b" "), _scalar(b"")
-    headers, command, block = messages.headers, _scalar(b"PUB "), list[pa.Array]()
+    before_reply, crlf = scalar(f" {reply_prefix}".encode()), scalar(b"\r\n")
+    space, empty = scalar(b" "), scalar(b"")
+    headers, command, block = messages.headers, scalar(b"PUB "), list[pa.Array]()
     sizes = [_decimal(total)]
     if headers is not None and headers.null_count < n:
-        command = _scalar(b"HPUB ")
+        command = scalar(b"HPUB ")
         header_size = pc.binary_join_element_wise(_decimal(_lengths(headers)), empty, space)
         if headers.null_count:
             without = headers.is_null()
-            command = pc.if_else(without, _scalar(b"PUB "), command)
+            command = pc.if_else(without, scalar(b"PUB "), command)
             header_size = pc.if_else(without, empty, header_size)
             headers = headers.fill_null(b"")
         sizes, block = [header_size, *sizes], [headers]
@@ -156,7 +156,8 @@ def encode(
     return EncodedFrames(first_serial, buffer, offsets[1:].astype(np.int64))
 
 
-def _scalar(value: bytes) -> pa.Scalar:
+def scalar(value: bytes) -> pa.Scalar:
+    """Bytes that are the same in each row."""
     return pa.scalar(value, _BINARY)
 
 

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from nats_stream_source.errors import ConfigurationError
+from nats_stream_source.wire.publish.frames import scalar
 from nats_stream_source.wire.publish.unsendable import Unsendable
 
 _BINARY = pa.binary()
@@ -37,8 +38,8 @@ _MIX, _SHIFT = np.uint64(0xBF58476D1CE4E5B9), np.uint64(29)
 def field(name: str, values: pa.Array) -> pa.Array:
     """The lines of one header of strings or integers: ``pa.binary()``, null for null values."""
     return pc.binary_join_element_wise(
-        _scalar(f"{name}: ".encode()), values.cast(pa.string()).cast(_BINARY), _scalar(b"\r\n"),
-        _scalar(b""),
+        scalar(f"{name}: ".encode()), values.cast(pa.string()).cast(_BINARY), scalar(b"\r\n"),
+        scalar(b""),
     )  # fmt: skip
 
 
@@ -92,10 +93,10 @@ def map_fields(maps: pa.Array, unsendable: Unsendable = Unsendable.FAIL) -> tupl
         "a header's value must be a string without line breaks and without white space before it",
     )
     lines = pc.binary_join_element_wise(
-        names.cast(_BINARY), _scalar(b": "), values.cast(_BINARY), _scalar(b"\r\n"), _scalar(b"")
+        names.cast(_BINARY), scalar(b": "), values.cast(_BINARY), scalar(b"\r\n"), scalar(b"")
     )
     borders = np.searchsorted(rows, np.arange(len(maps) + 1)).astype(np.int32)
-    blocks = pc.binary_join(pa.ListArray.from_arrays(pa.array(borders), lines), _scalar(b""))
+    blocks = pc.binary_join(pa.ListArray.from_arrays(pa.array(borders), lines), scalar(b""))
     present = pa.array(borders[1:] > borders[:-1])
     return pc.if_else(present, blocks, pa.scalar(None, _BINARY)), changed
 
@@ -109,7 +110,7 @@ def blocks(fields: Sequence[pa.Array]) -> pa.Array | None:
     if not fields:
         return None
     joined = pc.binary_join_element_wise(
-        _scalar(b"NATS/1.0\r\n"), *fields, _scalar(b"\r\n"), _scalar(b""), null_handling="skip"
+        scalar(b"NATS/1.0\r\n"), *fields, scalar(b"\r\n"), scalar(b""), null_handling="skip"
     )
     if all(one.null_count for one in fields):
         present = fields[0].is_valid()
@@ -193,10 +194,6 @@ def _validate(column: pa.Array, pattern: str, rows: np.ndarray, expected: str) -
         return
     first = pc.index(good, False).as_py()
     raise HeaderError(int(rows[first]), f"{column[first].as_py()!r} cannot be sent: {expected}")
-
-
-def _scalar(value: bytes) -> pa.Scalar:
-    return pa.scalar(value, _BINARY)
 
 
 def hash_column(column: pa.Array) -> Hashes:

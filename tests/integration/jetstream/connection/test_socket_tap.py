@@ -17,6 +17,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.transport import TcpTransport, Transport
 
+from nats_stream_source.connection.inbox import AFTER_EACH, AFTER_MEDIUM, NEVER
 from nats_stream_source.connection.nats_py import socket_tap
 from nats_stream_source.connection.nats_py.socket_tap import (
     _BufferedReader,
@@ -340,8 +341,8 @@ async def test_bytes_accumulate_after_medium_read(nbytes: int, frames: int, paus
     reader = _BufferedReader(Framer(), transport, lambda _: False)
     received(reader, nbytes)
     assert await reader.read(1) == b""
-    reader.accumulate(frames)
-    reader.accumulate(frames)
+    reader.accumulate(frames, AFTER_MEDIUM)
+    reader.accumulate(frames, AFTER_MEDIUM)
     assert transport.calls == ["pause"] * pauses
     await asyncio.sleep(10 * socket_tap._ACCUMULATE)
     assert transport.calls == ["pause", "resume"] * pauses
@@ -355,7 +356,7 @@ async def test_deliveries_overtake_nothing() -> None:
     tap._started, tap._buffered = True, reader
     client._process_pong = mock.AsyncMock()
     arrived: list[int] = []
-    inbox: Any = mock.Mock(bulk=False)
+    inbox: Any = mock.Mock(accumulate=NEVER)
     inbox.put = lambda frames: arrived.extend(Deliveries.of(frames).consumer_seq.tolist())
     tap.inboxes[1] = inbox
 
@@ -395,7 +396,7 @@ async def test_lost_connection_is_not_resumed() -> None:
     reader = _BufferedReader(Framer(), transport, lambda _: False)
     received(reader, 100 << 10)
     await reader.read(1)
-    reader.accumulate(1000)
+    reader.accumulate(1000, AFTER_MEDIUM)
     reader.connection_lost(None)
     await asyncio.sleep(10 * socket_tap._ACCUMULATE)
     assert transport.calls == ["pause"]
@@ -411,7 +412,6 @@ async def test_bulk_inbox_receives_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With a pause after every read, a request between them included."""
-    monkeypatch.setattr(socket_tap, "_MEDIUM", range(1, 1 << 30))
     pauses = mock.Mock(wraps=_BufferedReader._accumulated)
     monkeypatch.setattr(_BufferedReader, "_accumulated", lambda reader: pauses(reader))
     server = tls_server if encrypted else shared_server
@@ -424,7 +424,7 @@ async def test_bulk_inbox_receives_all(
         connected(Client(), url, **options) as writer,
     ):
         inbox = await open_inbox(client, "bulk")
-        inbox.bulk = True
+        inbox.accumulate = AFTER_EACH
         await flushed(client)
         for number in range(3000):
             await writer.publish("bulk", b"%d" % number * 100)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from nats_stream_source.connection.connection import ConnectionSettings
+from nats_stream_source.connection.inbox import AFTER_EACH, AFTER_MEDIUM, NEVER
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import (
     ConnectError,
@@ -123,17 +124,29 @@ async def test_batches_are_bounded_by_rows_and_by_bytes(filled: NatsServer) -> N
     assert [rows for rows, _ in alone] == [1] * 3000
 
 
-@pytest.mark.parametrize(("eager", "long"), [(False, True), (False, False), (True, True)])
-async def test_bulk_reads_only_for_long_ranges_in_whole_batches(
-    filled: NatsServer, monkeypatch: pytest.MonkeyPatch, eager: bool, long: bool
+@pytest.mark.parametrize(
+    ("arguments", "long", "sizes"),
+    [
+        ({}, True, AFTER_MEDIUM),
+        ({}, False, NEVER),
+        ({"eager": True}, True, NEVER),
+        ({"eager": True, "accumulate": True}, True, AFTER_EACH),
+    ],
+)
+async def test_bytes_accumulate_for_long_ranges_in_whole_batches_and_as_requested(
+    filled: NatsServer,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: dict[str, Any],
+    long: bool,
+    sizes: range,
 ) -> None:
     monkeypatch.setattr(consumer, "_BULK", 2999 if long else 3000)
     async with linked(filled.url) as link:
-        request = request_for(filled.url, "b", 3000, batch_rows=100, eager=eager)
+        request = request_for(filled.url, "b", 3000, batch_rows=100, **arguments)
         reader = OrderedReader(link, request)
         async for _ in reader.batches():
             if reader._consumer.inbox is not None:
-                assert reader._consumer.inbox.bulk is (long and not eager)
+                assert reader._consumer.inbox.accumulate == sizes
                 break
         else:
             raise AssertionError("no batch came while the consumer existed")
