@@ -169,6 +169,7 @@ def measure_follower(
                 later = Path(scratch, "later.npy")
                 in_process(put_values, server.port, rate, keys, count, later)
                 reader.join()
+            time.sleep(_IDLE)  # the upkeep of the last commits ends
             idle = cpu_seconds(process.pid)
             time.sleep(_IDLE)
             idle = cpu_seconds(process.pid) - idle

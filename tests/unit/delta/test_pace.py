@@ -19,7 +19,7 @@ ROW = 185  # bytes
         (10, 5_000, 0.5),  # the longest
     ],
 )
-def test_pace_has_the_time_of_six_bytes_for_each_that_changes(
+def test_pace_of_constant_rate_ignores_single_compactions(
     rate: int, written: int, seconds: float
 ) -> None:
     """Every fiftieth commit has the bytes of a compaction, and the first one those of the start."""
