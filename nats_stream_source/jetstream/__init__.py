@@ -60,25 +60,34 @@ __all__ = [
 ]
 
 _MODULES = {
-    "api": "JetStream StoredMessage connect",
-    "direct_get.client": "DirectGet",
-    "kv.config": "KeyValueConfig",
-    "kv.entry": "Entry",
-    "kv.reader": "ReadOnlyKeyValue",
-    "kv.store": "KeyValue",
-    "kv.watch": "Watch",
-    "object_store.store": "ObjectStore",
-    "publish.batch_publisher": "BatchPublisher FastIngestPublisher MessageColumns Rejection",
-    "publish.publisher": "PubAck Publisher",
-    "subscriptions.message": "JsMessage",
-    "subscriptions.subscribe": "ConsumerConfig subscribe subscribe_ordered subscribe_pull",
+    "BatchPublisher": "publish.batch_publisher",
+    "ConsumerConfig": "subscriptions.subscribe",
+    "DirectGet": "direct_get.client",
+    "Entry": "kv.entry",
+    "FastIngestPublisher": "publish.batch_publisher",
+    "JetStream": "api",
+    "JsMessage": "subscriptions.message",
+    "KeyValue": "kv.store",
+    "KeyValueConfig": "kv.config",
+    "MessageColumns": "publish.batch_publisher",
+    "ObjectStore": "object_store.store",
+    "PubAck": "publish.publisher",
+    "Publisher": "publish.publisher",
+    "ReadOnlyKeyValue": "kv.reader",
+    "Rejection": "publish.batch_publisher",
+    "StoredMessage": "api",
+    "Watch": "kv.watch",
+    "connect": "api",
+    "subscribe": "subscriptions.subscribe",
+    "subscribe_ordered": "subscriptions.subscribe",
+    "subscribe_pull": "subscriptions.subscribe",
 }
 
 
 def __getattr__(name: str) -> Any:
     """Import the module of a public name when the name is first used."""
-    for module, names in _MODULES.items():
-        if name in names.split():
-            value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
-            return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value

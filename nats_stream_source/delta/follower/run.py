@@ -70,7 +70,6 @@ _T = TypeVar("_T")
 _log = field_logger(__name__)
 
 _WAITING_BYTES = 64 << 20
-_NONE = Deliveries.join([])
 _POLL_INTERVAL = 2.0  # seconds between two requests of the stream's state
 _STOP_TIMEOUT = 2.0  # seconds
 _END_TIMEOUT = 10.0  # seconds until the tasks have ended
@@ -197,7 +196,7 @@ class Run:
                 await self._commit()
                 await self._wait(self._begun + self._pace.seconds)
             if self._complete and self._is_ahead():
-                await self._merge(_NONE, await self._position(), required=True)
+                await self._merge([], await self._position(), required=True)
         finally:
             # Once: a second cancellation would interrupt the deletion of the consumer.
             for task in (*tasks, stop):
@@ -358,9 +357,10 @@ class Run:
         self._room.set()
         if not self._stop.is_set():
             self._urgent.clear()
-        if len(taken):
-            written = rfc3339(int(taken.time[-1]))
-            self._at = replace(self._at, stream_seq=int(taken.stream_seq[-1]), time=written)
+        if taken:
+            last = taken[-1]
+            written = rfc3339(int(last.time[-1]))
+            self._at = replace(self._at, stream_seq=int(last.stream_seq[-1]), time=written)
             await self._verify_gaps()
         elif self._read.through > self._at.stream_seq:
             # Messages that the filter leaves out follow the last entry.
@@ -370,16 +370,16 @@ class Run:
                 await self._merge(taken, None)
                 seen = self._seen
                 await self._retry(lambda: self._delete_unseen(seen))
-                taken = _NONE
+                taken = []
             self._stored.reads_initial_values, self._seen = False, None
             await self._merge(taken, await self._position(), required=True)
-        elif len(taken) or (self._complete and self._position_is_due()):
+        elif taken or (self._complete and self._position_is_due()):
             position = await self._position() if self._complete else None
-            await self._merge(taken, position, required=not len(taken))
+            await self._merge(taken, position, required=not taken)
         self._done = self._at.stream_seq
         self._report()
 
-    def _take(self) -> Deliveries:
+    def _take(self) -> list[Deliveries]:
         """The next messages, within the limits of a commit, which one arrival does not exceed."""
         max_rows, max_bytes = (limit or math.inf for limit in self._limits)
         count = rows = nbytes = 0
@@ -390,7 +390,7 @@ class Run:
             count += 1
         taken, self._waiting = self._waiting[:count], self._waiting[count:]
         self._waiting_bytes -= sum(one.size for one in taken)
-        return Deliveries.chain(taken)
+        return taken
 
     async def _position(self) -> Position:
         """The position behind the entries that were taken."""
@@ -404,12 +404,12 @@ class Run:
         return self._at
 
     async def _merge(
-        self, messages: Deliveries, position: Position | None, *, required: bool = False
+        self, messages: list[Deliveries], position: Position | None, *, required: bool = False
     ) -> None:
         stored = self._stored.stored
 
         def merge() -> tuple[int, MergeResult]:
-            rows = self._read.rows(messages)
+            rows = self._read.rows(Deliveries.chain(messages))
             if self._seen is not None:
                 self._seen.append(rows["key"])
             return len(rows), self._table.merge(rows, position, required=required)
