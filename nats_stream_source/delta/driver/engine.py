@@ -1,8 +1,8 @@
 """The driver's engine: a table that the driver's process changes, and its state table.
 
 The state is read after the table's version and written before its next one. If another writer
-commits that one first, all of it begins again with the newer version, so the last committed version
-always has the events of every writer.
+commits one of them first, the changes are computed again from the newer version, so the last
+committed version always has the events of every writer.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from nats_stream_source.delta.driver.storage import TableStorage
 from nats_stream_source.delta.driver.table import DriverTable, require_supported
 from nats_stream_source.delta.merge_result import MergeResult, newest_created
 from nats_stream_source.delta.refused import column_problem
-from nats_stream_source.delta.rules.changes import changes_of, recorded_changes
+from nats_stream_source.delta.rules.changes import changes_of
 from nats_stream_source.delta.rules.events import EventShape
-from nats_stream_source.delta.rules.layout import Layout
+from nats_stream_source.delta.rules.layout import REPLACES, Layout
 from nats_stream_source.delta.rules.rows import Reader, RowChanges
 from nats_stream_source.delta.tables import Engine
 from nats_stream_source.delta.upkeep import Upkeep
@@ -83,11 +83,18 @@ class DriverEngine(Engine[DriverTable]):
         layout = shape.layout
 
         def select(rows: Reader) -> RowChanges:
-            if state is None:
+            if state is None or REPLACES in events.column_names:
                 return changes_of(events, layout, shape.tracked, rows, None)
-            changes = state.read(lambda of: changes_of(events, layout, shape.tracked, rows, of))
-            if len(changes.state):
-                state.change(lambda of: recorded_changes(changes.state, layout, of), upkeep)
+            changes: RowChanges | None = None
+
+            def recorded(of: Reader) -> RowChanges:
+                nonlocal changes
+                changes = changes_of(events, layout, shape.tracked, rows, of)
+                assert changes.state is not None  # the rule has read the state
+                return changes.state
+
+            state.change(recorded, upkeep)
+            assert changes is not None  # the state was changed by them
             return changes
 
         result = table.change(select, upkeep, self._position)

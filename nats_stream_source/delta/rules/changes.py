@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nats_stream_source.delta.rules.history import events_that_count, history_changes
-from nats_stream_source.delta.rules.latest import greater_deletes, latest_changes, with_kept_values
+from nats_stream_source.delta.rules.history import history_changes
+from nats_stream_source.delta.rules.latest import latest_changes, with_kept_values
 from nats_stream_source.delta.rules.layout import ORDER_COLUMNS, REPLACES, UNAVAILABLE, Layout
 from nats_stream_source.delta.rules.reconciled import reconciled_changes
 from nats_stream_source.delta.rules.rows import Reader, RowChanges, has_null, sequence_parts
@@ -39,20 +39,6 @@ def changes_of(
         assert state is not None
         return history_changes(events, layout, tracked, rows, state)
     return latest_changes(events, layout, rows, state)
-
-
-def recorded_changes(events: pa.Table, layout: Layout, state: Reader) -> RowChanges:
-    """The changes of the state table by events that a merge records.
-
-    Another writer can have recorded events since the merge has read the state.
-
-    Args:
-        events: ``state`` of the changes of the table.
-    """
-    counting = greater_deletes if layout.scd_type == 1 else events_that_count
-    which, replaced = counting(events, layout, state)
-    counted = events.filter(pa.array(which))
-    return RowChanges(counted, replaced[which], np.empty(0, np.int64), events[:0])
 
 
 def invalid_events(events: pa.Table, layout: Layout, order: Sequence[str]) -> np.ndarray:

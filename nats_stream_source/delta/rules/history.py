@@ -74,9 +74,11 @@ def history_changes(
     # Events of the state before the first row that is read belong to rows that are not.
     starts = known_rows.select([*keys, START]).rename_columns([*keys, SEQUENCE])
     begun = _first(pa.concat_tables([starts, since.cast(starts.schema)]), keys)
-    recorded_events = state.read(state.of_keys(begun), events.column_names)
-    recorded_events = _from(recorded_events, begun, keys)
-    known, source = _known_events(events, known_rows, recorded_events, layout)
+    state_slots = state.of_keys(begun)
+    state_events = state.read(state_slots, events.column_names)
+    later = _from(state_events, begun, keys)
+    state_slots, state_events = state_slots[later], state_events.filter(pa.array(later))
+    known, source = _known_events(events, known_rows, state_events, layout)
     known, source, groups, keyed = _in_order(known, source, layout)
     which, contradicted = one_per_sequence(known, groups, values)
     has_state = np.bincount(groups, source == _STATE) > 0
@@ -84,26 +86,9 @@ def history_changes(
     versions, hidden = _versions(known, codes, tracked, values, times)
     # A state event that counts no longer is replaced, since it would be read back instead.
     recorded = known.filter(pa.array((hidden | has_state) & (source != _STATE)))
-    return _difference(versions, known_rows, slots, recorded, layout, len(contradicted))
-
-
-def events_that_count(events: pa.Table, layout: Layout, state: Reader) -> tuple[Booleans, Integers]:
-    """Which events count beside those of the state with their sequence, and the slots of these."""
-    identity = [*layout.keys, SEQUENCE]
-    values = [name for name in events.column_names if name not in (SEQUENCE, DELETE, TIME)]
-    slots = state.of_keys(_first(events.select(identity), list(layout.keys)))
-    known = state.read(slots, events.column_names)
-    at = positions_in(known, events, identity)
-    replaced = np.full(len(events), -1, np.int64)
-    replaced[at[at >= 0]] = slots[at >= 0]
-    known, at = known.filter(pa.array(at >= 0)), at[at >= 0]
-    pairs = pa.concat_tables([known.cast(events.schema), events.take(pa.array(at))])
-    groups = np.tile(np.arange(len(at)), 2)
-    order = np.argsort(groups, kind="stable")
-    which, _ = one_per_sequence(pairs.take(pa.array(order)), groups[order], values)
-    counts = np.ones(len(events), bool)
-    counts[at] = order[which] >= len(at)
-    return counts, replaced
+    at = np.append(state_slots, -1)[positions_in(recorded, state_events, [*keys, SEQUENCE])]
+    of_state = RowChanges(recorded, at, slots[:0])
+    return _difference(versions, known_rows, slots, layout, of_state, len(contradicted))
 
 
 def _first(sequences: pa.Table, keys: Sequence[str]) -> pa.Table:
@@ -113,14 +98,13 @@ def _first(sequences: pa.Table, keys: Sequence[str]) -> pa.Table:
     return sequences.take(pa.array(order[np.diff(codes[order], prepend=-1) != 0]))
 
 
-def _from(events: pa.Table, sequences: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """The events from the sequence of their key on."""
+def _from(events: pa.Table, sequences: pa.Table, keys: Sequence[str]) -> Booleans:
+    """Whether each event has the sequence of its key or a later one."""
     at = pa.array(positions_in(events, sequences, keys))
     own = events.select([SEQUENCE])
     both = pa.concat_tables([own, sequences.select([SEQUENCE]).cast(own.schema).take(at)])
     parts, count = sequence_values(both, [SEQUENCE]), len(events)
-    earlier = greater([part[count:] for part in parts], [part[:count] for part in parts])
-    return events.filter(pa.array(~earlier))
+    return ~greater([part[count:] for part in parts], [part[:count] for part in parts])
 
 
 def _known_events(
@@ -233,8 +217,8 @@ def _difference(
     versions: pa.Table,
     rows: pa.Table,
     slots: Integers,
-    recorded: pa.Table,
     layout: Layout,
+    of_state: RowChanges,
     contradictions: int,
 ) -> RowChanges:
     """The changes from the table's rows to the versions."""
@@ -249,6 +233,6 @@ def _difference(
         versions.filter(pa.array(changed)),
         replaced[changed],
         slots[removed],
-        recorded,
+        of_state,
         contradictions,
     )

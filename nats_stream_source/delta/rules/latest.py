@@ -62,7 +62,8 @@ def latest_changes(
     over_state = np.ones(len(events), bool)
     row_outdated = np.zeros(len(events), bool)
     if state is not None:
-        recorded = state.read(state.find(keys), order)
+        state_slots = state.find(keys)
+        recorded = state.read(state_slots, order)
         over_state, equals_state = compared(events, recorded, order)
         contradicted |= ~deletes & equals_state
         row_is_newer = compared(of_rows, recorded, order)[0] & ~has_null(of_rows, order)
@@ -82,20 +83,13 @@ def latest_changes(
     if layout.deletes == "mark":
         upserts = with_marks(upserts, deletes[written], layout)
     gone = (slots >= 0) & ~written & (removing | row_outdated)
+    of_state = None
+    if state is not None:
+        recorded = events.filter(pa.array(removing)).select(layout.identified)
+        of_state = RowChanges(recorded, state_slots[removing], slots[:0])
     return RowChanges(
-        upserts,
-        slots[written],
-        slots[gone],
-        events.filter(pa.array(removing & (state is not None))).select(layout.identified),
-        int(contradicted.sum()),
+        upserts, slots[written], slots[gone], of_state, contradictions=int(contradicted.sum())
     )
-
-
-def greater_deletes(deletes: pa.Table, layout: Layout, state: Reader) -> tuple[Booleans, Integers]:
-    """Which deletes are greater than those of the state table, and the slots of the latter."""
-    slots = state.find(deletes.select(list(layout.keys)))
-    order = list(layout.order)
-    return compared(deletes, state.read(slots, order), order)[0], slots
 
 
 def _newest(events: pa.Table, layout: Layout, values: list[str]) -> tuple[pa.Table, Booleans]:

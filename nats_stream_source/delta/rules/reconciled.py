@@ -177,11 +177,10 @@ def reconciled_changes(events: pa.Table, layout: Layout, rows: Reader) -> RowCha
     upserts = events.drop_columns([n for n in EVENT_COLUMNS if n in events.column_names])
     if history:
         return _versions(events, upserts, deletes, known, slots, layout)
-    none = events[:0]
     if marks:
-        return RowChanges(with_marks(upserts, deletes, layout), slots, slots[:0], none)
+        return RowChanges(with_marks(upserts, deletes, layout), slots, slots[:0])
     upserts = upserts.filter(pa.array(~deletes))
-    return RowChanges(upserts, slots[~deletes], slots[deletes], none)
+    return RowChanges(upserts, slots[~deletes], slots[deletes])
 
 
 def _versions(
@@ -204,5 +203,4 @@ def _versions(
         pa.concat_tables([closed, opened.cast(closed.schema)]),
         np.concatenate([slots[~empty], np.where(empty, slots, -1)[~deletes]]),
         slots[empty & deletes],
-        events[:0],
     )

@@ -67,14 +67,14 @@ class RowChanges:
         upserts: rows of the table; a column of the table that they lack keeps its value.
         replaced: the slot of the row that each upsert replaces, -1 for a new row.
         removed: the slots of rows that are removed and not written again.
-        state: rows of the state table; a row with the same identity is replaced.
+        state: the changes of the state table; None if the layout does not have one.
         contradictions: how many sequences had events with different values.
     """
 
     upserts: pa.Table
     replaced: Integers
     removed: Integers
-    state: pa.Table
+    state: RowChanges | None = None
     contradictions: int = 0
 
     def __len__(self) -> int:
@@ -88,7 +88,7 @@ class RowChanges:
         The table then gets a commit without changes. A writer that has read the state before would
         not learn of the event otherwise: it only compares the versions of the table.
         """
-        return bool(len(self.state)) and not len(self)
+        return bool(self.state) and not len(self)
 
 
 Booleans = NDArray[np.bool_]

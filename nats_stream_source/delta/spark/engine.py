@@ -1,10 +1,9 @@
 """Engine ``"spark"``: the rule in this process, its changes by Delta Lake's MERGE.
 
-**Steps**, for each part of a batch (:mod:`batch`). 1. Read the rows of its keys; with SCD type 1,
-only their keys and order. 2. The rule computes the changes. It reads the state of the keys if the
-table has one, and the values of rows, for a tie or a value that an event lacks. 3. MERGE the state,
-then the table. A MERGE without changes is left out; if only the state has changed, that of the
-table commits a version without changes.
+**Steps**, for each part of a batch (:mod:`batch`). 1. Read the rows of its keys; of entries, only
+their keys and order. 2. The rule computes the changes. It reads the state of the keys if the table
+has one. 3. MERGE the state, then the table. A MERGE without changes is left out; if only the state
+has changed, that of the table commits a version without changes.
 
 **Other writers.** Delta's MERGE does not compare with the versions that were read. So each change
 carries what was read of its row, and the MERGE fails if the table has another one meanwhile.
@@ -26,8 +25,7 @@ import pyarrow as pa
 from delta.tables import DeltaTable
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
-from pyspark.sql import Column, Row, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import Column, Row, SparkSession, functions as F
 
 from nats_stream_source.delta.conflicts import retry_conflicts
 from nats_stream_source.delta.merge_result import MergeResult, newest_created
@@ -57,8 +55,6 @@ _CHANGED = "another writer has changed the rows meanwhile"
 
 # Of a row in a MERGE: whether it is removed, and the row of the table as it was read.
 _REMOVED, _READ = OWN_PREFIX + "removed", OWN_PREFIX + "read"
-# Of a row as it was read: true if its values were read, too; else null, as these are.
-_VALUED = OWN_PREFIX + "valued"
 
 
 class SparkEngine(Engine[SparkTable]):
@@ -150,26 +146,30 @@ class _RowsOfKeys:
 
     Args:
         columns: what is read of each row.
-        values: what is read of a row if the rule asks for one of them.
         events: whose sizes are those that their rows are taken to have.
     """
 
     def __init__(
-        self,
-        table: SparkTable,
-        keys: Sequence[str],
-        columns: Sequence[str],
-        values: Sequence[str],
-        events: pa.Table,
+        self, table: SparkTable, keys: Sequence[str], columns: Sequence[str], events: pa.Table
     ) -> None:
         self._table, self._keys, self._events = table, list(keys), events
-        self._columns, self._values = list(columns), list(values)
+        self._columns = list(columns)
         self._rows: pa.Table | None = None
 
     def rows(self, keys: pa.Table) -> pa.Table:
-        """The rows; the first call reads those of its keys, see :meth:`Reader.of_keys`."""
+        """The rows; the first call reads those of its keys, see :meth:`Reader.of_keys`.
+
+        They are read in steps: the driver's JVM holds one of them.
+        """
         if self._rows is None:
-            self._rows = self._collected(keys, self._columns)
+            of, columns = self._events, self._columns
+            size = of.select([name for name in of.column_names if name in columns]).nbytes
+            steps = 1 + size * len(keys) // (max(1, len(of)) * ONCE_BYTES)
+            step = np.zeros(len(keys), int) if steps == 1 else key_codes(keys, self._keys) % steps
+            self._rows = pa.concat_tables(
+                self._table.rows_of_keys(keys.filter(pa.array(step == n)), self._keys, columns)
+                for n in range(steps)
+            )
         return self._rows
 
     def find(self, keys: pa.Table) -> Integers:
@@ -178,41 +178,10 @@ class _RowsOfKeys:
     def of_keys(self, keys: pa.Table) -> Integers:
         return np.flatnonzero(positions_in(self.rows(keys), keys, self._keys) >= 0)
 
-    def read(self, slots: Integers, columns: Sequence[str] | None = None) -> pa.Table:
-        """See :meth:`Reader.read`; None for all columns that were read."""
-        if not {*(columns or ())} <= {*self._columns}:
-            self._read_values(slots)
+    def read(self, slots: Integers, columns: Sequence[str]) -> pa.Table:
         assert self._rows is not None  # the slots are of its rows
-        rows = self._rows if columns is None else self._rows.select(list(columns))
-        return rows.take(pa.array(np.maximum(slots, 0), mask=slots < 0))
-
-    def _read_values(self, slots: Integers) -> None:
-        rows = self._rows
-        assert rows is not None  # the slots are of its rows
-        slots = np.unique(slots[slots >= 0])
-        if _VALUED in rows.column_names:
-            slots = slots[rows[_VALUED].is_null().to_numpy()[slots]]
-        of = rows.take(pa.array(slots))
-        found = self._collected(of.select(self._keys), [*self._columns, *self._values])
-        at = positions_in(of, found, self._columns)
-        if (at < 0).any():
-            raise TableChangedError(_CHANGED)
-        flags = pa.repeat(pa.scalar(True), len(found))
-        found = found.add_column(len(self._columns), _VALUED, flags)
-        latest = np.arange(len(rows))
-        latest[slots] = len(rows) + at
-        both = pa.concat_tables([rows, found], promote_options="default")
-        self._rows = both.take(pa.array(latest))
-
-    def _collected(self, keys: pa.Table, columns: Sequence[str]) -> pa.Table:
-        """Columns of the rows of keys, in steps: the driver's JVM holds one of them."""
-        size = self._events.select([n for n in self._events.column_names if n in columns]).nbytes
-        steps = 1 + size * len(keys) // (max(1, len(self._events)) * ONCE_BYTES)
-        step = np.zeros(len(keys), int) if steps == 1 else key_codes(keys, self._keys) % steps
-        return pa.concat_tables(
-            self._table.rows_of_keys(keys.filter(pa.array(step == number)), self._keys, columns)
-            for number in range(steps)
-        )
+        at = pa.array(np.maximum(slots, 0), mask=slots < 0)
+        return self._rows.select(list(columns)).take(at)
 
 
 def _merge_events(
@@ -227,24 +196,22 @@ def _merge_events(
     if not len(events):
         return MergeResult("spark"), False
     version = None if state is None else table.version()
-    known, values, keys = layout.table_schema(events.schema).names, [], layout.keys
-    if layout.scd_type == 1:
-        order = (*layout.identified, DELETED_COLUMN)
-        values = [name for name in known if name not in order]
-        known = [name for name in known if name in order]
-    rows, recorded = _RowsOfKeys(table, keys, known, values, events), None
+    known, keys = layout.table_schema(events.schema).names, layout.keys
+    if layout.entries:
+        known = [name for name in known if name in (*layout.identified, DELETED_COLUMN)]
+    rows = _RowsOfKeys(table, keys, known, events)
     rows.rows(events.select([*layout.keys, *([SEQUENCE] if layout.scd_type == 2 else [])]))
+    recorded, columns = None, layout.state_schema(events.schema).names
     if state is not None:
-        columns = layout.state_schema(events.schema).names
-        recorded = _RowsOfKeys(state, keys, columns, [], events)
+        recorded = _RowsOfKeys(state, keys, columns, events)
     changes = changes_of(events, layout, shape.tracked, rows, recorded)
-    if state is not None and recorded is not None and len(changes.state):
+    if state is not None and recorded is not None and changes.state:
         identity = layout.state("state").identity
-        before = recorded.read(positions_in(changes.state, recorded.rows(events), identity))
-        _merge_as_read(spark, state, changes.state, before, before[:0], identity)
-    if not (len(changes) or len(changes.state)):
+        before = recorded.read(changes.state.replaced, columns)
+        _merge_as_read(spark, state, changes.state.upserts, before, before[:0], identity)
+    if not (changes or changes.state):
         return MergeResult("spark", contradictions=changes.contradictions), False
-    before, gone = rows.read(changes.replaced), rows.read(changes.removed)
+    before, gone = (rows.read(at, known) for at in (changes.replaced, changes.removed))
     # A MERGE without changes commits, too: so the state's change is a conflict for others, and
     # the next version is this writer's own.
     with temporary_settings(spark, {SKIPS_EMPTY_COMMITS: "false"}):
@@ -259,7 +226,7 @@ def _merge_events(
         merged.num_deleted_rows,
         newest=newest_created(events) if len(changes) else None,
         contradictions=changes.contradictions,
-    ), bool(len(changes.state))
+    ), bool(changes.state)
 
 
 def _merge_as_read(
@@ -277,8 +244,7 @@ def _merge_as_read(
         gone: the rows that are removed, as they were read.
         identity: the columns that identify a row.
     """
-    schema = table.schema.append(pa.field(_VALUED, pa.bool_()))
-    read = [stored_field(schema.field(name)) for name in before.column_names]
+    read = [stored_field(table.schema.field(name)) for name in before.column_names]
     written = [stored_field(table.schema.field(name)) for name in upserts.column_names]
     own = [pa.field(_READ, pa.struct(read)), pa.field(_REMOVED, pa.bool_())]
 
@@ -296,7 +262,7 @@ def _merge_as_read(
         quote(name): F.col(f"s.{quote(name)}") for name in upserts.column_names
     }
     key, removed = quote(identity[0]), F.col(f"s.{_REMOVED}")
-    same = _are_as_read(read)
+    same = reduce(and_, map(_as_read, read))
     # Delta evaluates a condition for all rows, also for those of one side only.
     matched = F.col(f"t.{key}").isNotNull() & F.col(f"s.{key}").isNotNull()
     fails = F.raise_error(F.lit(_CHANGED)).cast("boolean")
@@ -318,17 +284,6 @@ def _merge_as_read(
         raise
     assert counts is not None  # Delta's MERGE returns one row of counts
     return counts
-
-
-def _are_as_read(fields: Sequence[pa.Field]) -> Column:
-    """Whether the row has what was read: its order, and its values if these were."""
-    names = [field.name for field in fields]
-    at = names.index(_VALUED) if _VALUED in names else len(names)
-    same = reduce(and_, map(_as_read, fields[:at]))
-    if fields[at + 1 :]:
-        unread = F.col(f"s.{_READ}.{_VALUED}").isNull()
-        same &= unread | reduce(and_, map(_as_read, fields[at + 1 :]))
-    return same
 
 
 def _as_read(field: pa.Field) -> Column:

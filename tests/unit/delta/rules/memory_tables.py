@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from nats_stream_source.delta.rules.changes import changes_of, recorded_changes
+from nats_stream_source.delta.rules.changes import changes_of
 from nats_stream_source.delta.rules.layout import (
     DELETE,
     END,
@@ -126,7 +126,8 @@ class MemoryTables:
             parts.append(deciding.table())
         batch = pa.concat_tables(parts)
         changes = changes_of(batch, self.layout, self.tracked, self.table, self.state)
-        self.state.apply(recorded_changes(changes.state, self.layout, self.state))
+        assert changes.state is not None
+        self.state.apply(changes.state)
         if not crash:
             self.table.apply(changes)
         return changes

@@ -9,8 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from nats_stream_source.delta.rules import rows as module
 from nats_stream_source.delta.rules.latest import with_kept_values
@@ -147,7 +146,8 @@ def test_random_batches_give_rows_of_rules(
         rows = latest(seen) if scd_type == 1 else history(seen, tracked)
         assert tables.rows() == sorted(rows, key=lambda row: row[:2])
         again = tables.merge(events)
-        assert len(again) == len(again.state) == 0
+        assert not again
+        assert not again.state
     assert bool(contradictions) == ties
 
 

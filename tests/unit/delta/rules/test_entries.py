@@ -54,7 +54,7 @@ def merge(table: MemoryTable, *rows: Row) -> RowChanges:
     events = shape.events(batch, "fleet")
     require_valid(events, table.layout)
     changes = changes_of(events, table.layout, (), table, None)
-    assert not len(changes.state)
+    assert changes.state is None
     assert not changes.contradictions
     table.apply(changes)
     return changes
