@@ -23,8 +23,7 @@ from typing import Any
 import numpy as np
 from pyspark.sql import DataFrame, SparkSession
 
-from benchmarks.freshness import measure as freshness
-from benchmarks.freshness import summary
+from benchmarks.freshness import measure as freshness, summary
 from benchmarks.support.kafka import KafkaBroker, create_topic, start_kafka, steady_producer
 from benchmarks.support.spark_session import spark_session
 from nats_stream_source.delta import configure

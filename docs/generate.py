@@ -126,9 +126,9 @@ def public_names() -> str:
         lines += [f"## {title}", "", f"Module `{module}`.", ""]
         for name in names:
             # `delta` imports its names when they are used; the static analysis needs their modules.
-            own = delta.MODULES[name] if module == delta.__name__ else module
-            path = f"{own}.{name}"
-            lines += [f"::: {path}", ""]
+            modules = delta.MODULES.items() if module == delta.__name__ else ()
+            own = next((one for one, its in modules if name in its.split()), None)
+            lines += [f"::: {f'nats_stream_source.{own}' if own else module}.{name}", ""]
     return "\n".join(lines)
 
 

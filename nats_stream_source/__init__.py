@@ -11,27 +11,30 @@ registers them with a session explicitly::
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from nats_stream_source.deferred import deferred
+
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from nats_stream_source.arrow import read_bucket
-    from nats_stream_source.spark.enrichment.lookup import lookup
-    from nats_stream_source.spark.progress import watch_progress
-    from nats_stream_source.spark.session import configure
-
-__version__ = "0.1.0"
-__all__ = ["__version__", "configure", "lookup", "read_bucket", "register", "watch_progress"]
-
-# Deferred imports: Spark starts processes that only find the formats.
-_MODULES = {
-    "configure": "nats_stream_source.spark.session",
-    "lookup": "nats_stream_source.spark.enrichment.lookup",
-    "read_bucket": "nats_stream_source.arrow",
-    "watch_progress": "nats_stream_source.spark.progress",
-}
+    from nats_stream_source.arrow import read_bucket as read_bucket
+    from nats_stream_source.spark.enrichment.lookup import lookup as lookup
+    from nats_stream_source.spark.progress import watch_progress as watch_progress
+    from nats_stream_source.spark.session import configure as configure
+else:
+    _names, __getattr__ = deferred(
+        __name__,
+        {
+            "arrow": "read_bucket",
+            "spark.enrichment.lookup": "lookup",
+            "spark.progress": "watch_progress",
+            "spark.session": "configure",
+        },
+    )
+    __all__ = ["__version__", "register", *_names]
 
 
 def register(spark: SparkSession, *, check: bool = True) -> None:
@@ -53,12 +56,6 @@ def register(spark: SparkSession, *, check: bool = True) -> None:
         verify_workers(spark, __version__)
     for source in (NatsKvDataSource, NatsStreamDataSource):
         spark.dataSource.register(counted_source(spark, source))
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 _loader = __spec__.loader

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import SparkSession, functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from examples.demo.flights import VALUE_SCHEMA

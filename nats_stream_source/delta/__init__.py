@@ -18,77 +18,52 @@ writer (:mod:`driver`) run without it.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
+from nats_stream_source.deferred import deferred
 from nats_stream_source.errors import needs_extra
 
 if TYPE_CHECKING:
-    from nats_stream_source.delta.compare_with_bucket import ReconcileResult
-    from nats_stream_source.delta.follower.follower import Follower
-    from nats_stream_source.delta.follower.pace import FollowProgress
-    from nats_stream_source.delta.location import AutoLimits, Engine
-    from nats_stream_source.delta.rules.layout import Deletes
-    from nats_stream_source.delta.spark.debezium import DebeziumChanges, debezium_changes
-    from nats_stream_source.delta.spark.follow import follow
-    from nats_stream_source.delta.spark.merge import (
-        MergeArguments,
-        maintain,
-        merge,
-        merge_changes,
-        reconcile,
+    from nats_stream_source.delta.compare_with_bucket import ReconcileResult as ReconcileResult
+    from nats_stream_source.delta.follower.follower import Follower as Follower
+    from nats_stream_source.delta.follower.pace import FollowProgress as FollowProgress
+    from nats_stream_source.delta.location import AutoLimits as AutoLimits, Engine as Engine
+    from nats_stream_source.delta.rules.layout import Deletes as Deletes
+    from nats_stream_source.delta.spark.debezium import (
+        DebeziumChanges as DebeziumChanges,
+        debezium_changes as debezium_changes,
     )
-    from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
-    from nats_stream_source.spark.session import configure
-
-__all__ = [
-    "AutoLimits",
-    "DebeziumChanges",
-    "Deletes",
-    "Engine",
-    "FollowProgress",
-    "Follower",
-    "MaintenanceResult",
-    "MergeArguments",
-    "ReconcileResult",
-    "Upkeep",
-    "configure",
-    "debezium_changes",
-    "follow",
-    "maintain",
-    "merge",
-    "merge_changes",
-    "reconcile",
-]
+    from nats_stream_source.delta.spark.follow import follow as follow
+    from nats_stream_source.delta.spark.merge import (
+        MergeArguments as MergeArguments,
+        maintain as maintain,
+        merge as merge,
+        merge_changes as merge_changes,
+        reconcile as reconcile,
+    )
+    from nats_stream_source.delta.upkeep import (
+        MaintenanceResult as MaintenanceResult,
+        Upkeep as Upkeep,
+    )
+    from nats_stream_source.spark.session import configure as configure
 
 MODULES = {
-    "AutoLimits": "nats_stream_source.delta.location",
-    "DebeziumChanges": "nats_stream_source.delta.spark.debezium",
-    "Deletes": "nats_stream_source.delta.rules.layout",
-    "Engine": "nats_stream_source.delta.location",
-    "FollowProgress": "nats_stream_source.delta.follower.pace",
-    "Follower": "nats_stream_source.delta.follower.follower",
-    "MaintenanceResult": "nats_stream_source.delta.upkeep",
-    "MergeArguments": "nats_stream_source.delta.spark.merge",
-    "Upkeep": "nats_stream_source.delta.upkeep",
-    "ReconcileResult": "nats_stream_source.delta.compare_with_bucket",
-    "configure": "nats_stream_source.spark.session",
-    "debezium_changes": "nats_stream_source.delta.spark.debezium",
-    "follow": "nats_stream_source.delta.spark.follow",
-    "maintain": "nats_stream_source.delta.spark.merge",
-    "merge": "nats_stream_source.delta.spark.merge",
-    "merge_changes": "nats_stream_source.delta.spark.merge",
-    "reconcile": "nats_stream_source.delta.spark.merge",
+    "delta.compare_with_bucket": "ReconcileResult",
+    "delta.follower.follower": "Follower",
+    "delta.follower.pace": "FollowProgress",
+    "delta.location": "AutoLimits Engine",
+    "delta.rules.layout": "Deletes",
+    "delta.spark.debezium": "DebeziumChanges debezium_changes",
+    "delta.spark.follow": "follow",
+    "delta.spark.merge": "MergeArguments maintain merge merge_changes reconcile",
+    "delta.upkeep": "MaintenanceResult Upkeep",
+    "spark.session": "configure",
 }
-"""The module of each public name."""
+"""The public names of each module."""
 
+if not TYPE_CHECKING:
+    __all__, _load = deferred(__name__, MODULES)
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    follower = MODULES[name].startswith("nats_stream_source.delta.follower")
-    with needs_extra("follow" if follower else "delta"):
-        module = importlib.import_module(MODULES[name])
-    value = getattr(module, name)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> Any:
+        with needs_extra("follow" if name in ("Follower", "FollowProgress") else "delta"):
+            return _load(name)

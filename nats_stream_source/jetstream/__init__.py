@@ -8,86 +8,59 @@ process would spend time on importing all of them.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from nats_stream_source.deferred import deferred
 
 if TYPE_CHECKING:
-    from nats_stream_source.jetstream.api import JetStream, StoredMessage, connect
-    from nats_stream_source.jetstream.direct_get.client import DirectGet
-    from nats_stream_source.jetstream.kv.config import KeyValueConfig
-    from nats_stream_source.jetstream.kv.entry import Entry
-    from nats_stream_source.jetstream.kv.reader import ReadOnlyKeyValue
-    from nats_stream_source.jetstream.kv.store import KeyValue
-    from nats_stream_source.jetstream.kv.watch import Watch
-    from nats_stream_source.jetstream.object_store.store import ObjectStore
+    from nats_stream_source.jetstream.api import (
+        JetStream as JetStream,
+        StoredMessage as StoredMessage,
+        connect as connect,
+    )
+    from nats_stream_source.jetstream.direct_get.client import DirectGet as DirectGet
+    from nats_stream_source.jetstream.kv.config import KeyValueConfig as KeyValueConfig
+    from nats_stream_source.jetstream.kv.entry import Entry as Entry
+    from nats_stream_source.jetstream.kv.reader import ReadOnlyKeyValue as ReadOnlyKeyValue
+    from nats_stream_source.jetstream.kv.store import KeyValue as KeyValue
+    from nats_stream_source.jetstream.kv.watch import Watch as Watch
+    from nats_stream_source.jetstream.object_store.store import ObjectStore as ObjectStore
     from nats_stream_source.jetstream.publish.batch_publisher import (
-        BatchPublisher,
-        FastIngestPublisher,
-        MessageColumns,
-        Rejection,
+        BatchPublisher as BatchPublisher,
+        FastIngestPublisher as FastIngestPublisher,
+        MessageColumns as MessageColumns,
+        Rejection as Rejection,
     )
-    from nats_stream_source.jetstream.publish.publisher import PubAck, Publisher
-    from nats_stream_source.jetstream.subscriptions.message import JsMessage
+    from nats_stream_source.jetstream.publish.publisher import (
+        PubAck as PubAck,
+        Publisher as Publisher,
+    )
+    from nats_stream_source.jetstream.subscriptions.message import JsMessage as JsMessage
     from nats_stream_source.jetstream.subscriptions.subscribe import (
-        ConsumerConfig,
-        subscribe,
-        subscribe_ordered,
-        subscribe_pull,
+        ConsumerConfig as ConsumerConfig,
+        subscribe as subscribe,
+        subscribe_ordered as subscribe_ordered,
+        subscribe_pull as subscribe_pull,
     )
-
-__all__ = [
-    "BatchPublisher",
-    "ConsumerConfig",
-    "DirectGet",
-    "Entry",
-    "FastIngestPublisher",
-    "JetStream",
-    "JsMessage",
-    "KeyValue",
-    "KeyValueConfig",
-    "MessageColumns",
-    "ObjectStore",
-    "PubAck",
-    "Publisher",
-    "ReadOnlyKeyValue",
-    "Rejection",
-    "StoredMessage",
-    "Watch",
-    "connect",
-    "subscribe",
-    "subscribe_ordered",
-    "subscribe_pull",
-]
-
-_MODULES = {
-    "BatchPublisher": "publish.batch_publisher",
-    "ConsumerConfig": "subscriptions.subscribe",
-    "DirectGet": "direct_get.client",
-    "Entry": "kv.entry",
-    "FastIngestPublisher": "publish.batch_publisher",
-    "JetStream": "api",
-    "JsMessage": "subscriptions.message",
-    "KeyValue": "kv.store",
-    "KeyValueConfig": "kv.config",
-    "MessageColumns": "publish.batch_publisher",
-    "ObjectStore": "object_store.store",
-    "PubAck": "publish.publisher",
-    "Publisher": "publish.publisher",
-    "ReadOnlyKeyValue": "kv.reader",
-    "Rejection": "publish.batch_publisher",
-    "StoredMessage": "api",
-    "Watch": "kv.watch",
-    "connect": "api",
-    "subscribe": "subscriptions.subscribe",
-    "subscribe_ordered": "subscriptions.subscribe",
-    "subscribe_pull": "subscriptions.subscribe",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import the module of a public name when the name is first used."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-    globals()[name] = value
-    return value
+else:
+    __all__, __getattr__ = deferred(
+        __name__,
+        {
+            "jetstream.api": "JetStream StoredMessage connect",
+            "jetstream.direct_get.client": "DirectGet",
+            "jetstream.kv.config": "KeyValueConfig",
+            "jetstream.kv.entry": "Entry",
+            "jetstream.kv.reader": "ReadOnlyKeyValue",
+            "jetstream.kv.store": "KeyValue",
+            "jetstream.kv.watch": "Watch",
+            "jetstream.object_store.store": "ObjectStore",
+            "jetstream.publish.batch_publisher": (
+                "BatchPublisher FastIngestPublisher MessageColumns Rejection"
+            ),
+            "jetstream.publish.publisher": "PubAck Publisher",
+            "jetstream.subscriptions.message": "JsMessage",
+            "jetstream.subscriptions.subscribe": (
+                "ConsumerConfig subscribe subscribe_ordered subscribe_pull"
+            ),
+        },
+    )

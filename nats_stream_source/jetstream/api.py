@@ -51,8 +51,7 @@ from nats_stream_source.jetstream.json_fields import (
     timestamp,
 )
 from nats_stream_source.jetstream.stream_info import StreamInfo
-from nats_stream_source.jetstream.subjects import api_prefix as api_prefix_of
-from nats_stream_source.jetstream.subjects import is_literal
+from nats_stream_source.jetstream.subjects import api_prefix as api_prefix_of, is_literal
 from nats_stream_source.jetstream.times import nanoseconds
 from nats_stream_source.wire.consumer.deliveries import (
     Deliveries,

@@ -72,9 +72,7 @@ def log_fields() -> set[str]:
 
 def public_names() -> dict[str, Any]:
     modules = (
-        (nats_stream_source, nats_stream_source.__all__),
-        (delta, delta.__all__),
-        (jetstream, jetstream.__all__),
+        *((one, vars(one)["__all__"]) for one in (nats_stream_source, delta, jetstream)),
         (embedded, ["NatsServer"]),
     )
     options = {"connection": CONNECTION, "reading": COMMON, "nats_kv": KV, "nats_stream": STREAM}

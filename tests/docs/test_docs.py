@@ -24,8 +24,7 @@ from docs.generate import documents, error_table, public_names
 from docs.pictures import DIAGRAMS, copies, in_both_colours
 from docs.site_hook import breakable, on_page_content, outside
 from nats_stream_source import delta, errors, jetstream
-from nats_stream_source.cli import inspect as inspect_command
-from nats_stream_source.cli import options as connection_options
+from nats_stream_source.cli import inspect as inspect_command, options as connection_options
 from nats_stream_source.errors import NatsSourceError, OptionError
 from nats_stream_source.options import kv_options
 from nats_stream_source.spark.datasource import NatsKvDataSource

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 import obstore
 import pyarrow as pa
 from obstore.exceptions import AlreadyExistsError, BaseError
-from obstore.store import LocalStore, from_url
-from obstore.store import ObjectStore as Store
+from obstore.store import LocalStore, ObjectStore as Store, from_url
 
 from nats_stream_source.delta.conflicts import first_line
 from nats_stream_source.delta.location import scheme_of

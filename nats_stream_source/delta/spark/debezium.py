@@ -24,8 +24,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as sf
+from pyspark.sql import Column, DataFrame, functions as sf
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,

@@ -33,8 +33,7 @@ from nats_stream_source.delta.rules.events import ChangeRules, EventBatch, ScdTy
 from nats_stream_source.delta.rules.layout import Deletes, validate_deletes
 from nats_stream_source.delta.spark.batch import Collector, batch_of
 from nats_stream_source.delta.spark.choice import EngineChoice, require_engine
-from nats_stream_source.delta.tables import Engine as TableEngine
-from nats_stream_source.delta.tables import Table
+from nats_stream_source.delta.tables import Engine as TableEngine, Table
 from nats_stream_source.delta.upkeep import DEFAULT_UPKEEP, MaintenanceResult, Upkeep
 from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.jetstream.kv.codec import kv_codec

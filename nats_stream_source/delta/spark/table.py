@@ -27,13 +27,11 @@ from delta.exceptions import (
 from delta.tables import DeltaTable
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import DataFrame, Row, SparkSession, functions as F
 from pyspark.sql.types import BinaryType, StructType
 
 from nats_stream_source.delta.conflicts import first_line, retry_conflicts
-from nats_stream_source.delta.refused import COLUMN, PARTITION, PROPERTY
-from nats_stream_source.delta.refused import row as refused_row
+from nats_stream_source.delta.refused import COLUMN, PARTITION, PROPERTY, row as refused_row
 from nats_stream_source.delta.rules.layout import END, SEQUENCE, Layout, layout_of
 from nats_stream_source.delta.rules.rows import Where
 from nats_stream_source.delta.schema import (

@@ -44,8 +44,7 @@ from nats_stream_source.jetstream.direct_get.request import (
 )
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.jetstream.subjects import covers, overlap
-from nats_stream_source.wire.columns import entry_operations, payloads
-from nats_stream_source.wire.columns import subjects as subjects_of
+from nats_stream_source.wire.columns import entry_operations, payloads, subjects as subjects_of
 from nats_stream_source.wire.consumer.deliveries import Deliveries
 from nats_stream_source.wire.direct_get.replies import EOB, NOT_FOUND, DirectGetResponse
 

@@ -27,8 +27,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import DataFrame, SparkSession, functions as F
 
 from nats_stream_source.delta import Engine, Upkeep, merge
 from nats_stream_source.errors import ConfigurationError

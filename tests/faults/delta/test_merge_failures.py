@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import DataFrame, SparkSession, functions as F
 
 from nats_stream_source.delta import Deletes, Engine, conflicts, merge_changes
 from nats_stream_source.delta.compare_with_bucket import compare_with_bucket

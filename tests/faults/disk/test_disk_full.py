@@ -25,8 +25,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from nats_stream_source.delta import follow, merge
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import ConfigurationError, TableError
-from tests.integration.delta.merge_model import SCHEMA, live, stored, version
-from tests.integration.delta.merge_model import put as entry_of_put
+from tests.integration.delta.merge_model import SCHEMA, live, put as entry_of_put, stored, version
 from tests.support.nats.buckets import create_bucket, put
 from tests.support.nats.store_files import small_disk
 from tests.support.recorded_stream import RecordedStream

@@ -18,8 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark import TaskContext, cloudpickle
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import Row as RowOfSpark
+from pyspark.sql import DataFrame, Row as RowOfSpark, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from nats_stream_source.embedded import NatsServer

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from nats_stream_source.delta import Engine, ReconcileResult, reconcile
-from nats_stream_source.delta import merge as merge_batch
+from nats_stream_source.delta import Engine, ReconcileResult, merge as merge_batch, reconcile
 from tests.integration.delta.merge_model import (
     ENGINES,
     SCHEMA,

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import DataFrame, SparkSession, functions as F
 
 from nats_stream_source.delta import AutoLimits, location, maintain, merge, merge_changes, reconcile
 from nats_stream_source.delta.spark import choice, session

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import SparkSession, functions as F
 
 from nats_stream_source.delta import (
     Deletes,

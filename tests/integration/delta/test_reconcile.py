@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 from deltalake import write_deltalake
-from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import SparkSession, functions as F
 
 from nats_stream_source.delta import Deletes, ReconcileResult, compare_with_bucket, reconcile
 from nats_stream_source.delta.tables import Engine

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import DataFrame, SparkSession, functions as F
 
 from nats_stream_source.delta import Engine, maintain, merge
 from nats_stream_source.delta.refused import (

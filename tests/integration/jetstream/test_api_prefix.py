@@ -48,6 +48,7 @@ from tests.support.nats.buckets import (
     api,
     bucket_info,
     bucket_state,
+    connected as nats_client,
     consumers,
     create_bucket,
     delete_bucket,
@@ -56,7 +57,6 @@ from tests.support.nats.buckets import (
     put_many,
     server_version,
 )
-from tests.support.nats.buckets import connected as nats_client
 from tests.support.nats.topology import (
     ADR19_API_PREFIX,
     ADR19_INBOX_PREFIX,

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import __main__ as everything
-from benchmarks import commits, lookup, planner, reader, several, writing
+from benchmarks import __main__ as everything, commits, lookup, planner, reader, several, writing
 from benchmarks.support import follower, raw_connection, report
 from benchmarks.support.bucket_data import entries, fill_bucket
 from nats_stream_source.embedded import NatsServer

@@ -18,8 +18,7 @@ from nats_stream_source.spark.datasource import NatsKvDataSource, NatsStreamData
 from nats_stream_source.spark.readers import BatchReader, NatsInputPartition
 from nats_stream_source.spark.reading.latest_values import CatchUpReader
 from nats_stream_source.spark.runner import close_cached_runners
-from tests.support.oracle.row_check import Row as OracleRow
-from tests.support.oracle.row_check import rows_of
+from tests.support.oracle.row_check import Row as OracleRow, rows_of
 from tests.support.query_driver.driver import Each, texts
 from tests.support.recorded_stream import RecordedStream
 

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from pyroaring import BitMap64
 
 from nats_stream_source.delta.driver import key_index

@@ -9,8 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from nats_stream_source.errors import ConsumerLimitError
 from nats_stream_source.jetstream.stream_info import Replica

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from nats_stream_source.jetstream.stream_info import StreamInfo
 from nats_stream_source.rows.offsets import Position

@@ -8,8 +8,7 @@ from unittest import mock
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from nats_stream_source.errors import ProtocolError
 from nats_stream_source.wire import arrow_slices

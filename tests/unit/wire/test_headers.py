@@ -6,8 +6,7 @@ from unittest import mock
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from nats_stream_source.errors import ProtocolError
 from nats_stream_source.wire import headers as module

@@ -19,8 +19,7 @@ from pyspark.sql import SparkSession
 from nats_stream_source.delta import merge
 from tests.compat.spark.auto_cdc import COLUMNS
 from tests.compat.spark.conftest import PLACE
-from tests.support.cdc.events import RULES as EVENT_RULES
-from tests.support.cdc.events import SCHEMA, SITUATIONS, Event, events_of
+from tests.support.cdc.events import RULES as EVENT_RULES, SCHEMA, SITUATIONS, Event, events_of
 from tests.support.delta import rows_of
 from tests.support.paths import ROOT
 from tests.support.program import ran

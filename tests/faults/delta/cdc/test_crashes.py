@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 
 from nats_stream_source.delta.rules.events import EventBatch, EventShape
 from tests.faults.delta.cdc.commits import Commits, Crash

@@ -8,8 +8,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from nats_stream_source.embedded import NatsServer
 from nats_stream_source.errors import (

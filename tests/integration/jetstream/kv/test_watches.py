@@ -16,8 +16,7 @@ from nats_stream_source.errors import (
     MinLastSequenceError,
     StreamNotFoundError,
 )
-from nats_stream_source.jetstream.kv import requests
-from nats_stream_source.jetstream.kv import watch as module
+from nats_stream_source.jetstream.kv import requests, watch as module
 from nats_stream_source.jetstream.kv.entry import Entry
 from nats_stream_source.jetstream.kv.store import KeyValue
 from nats_stream_source.jetstream.kv.watch import Watch

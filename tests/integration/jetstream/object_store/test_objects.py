@@ -12,8 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from nats.aio.client import Client
 
 from nats_stream_source.connection.connection import Connection

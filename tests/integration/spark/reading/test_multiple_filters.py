@@ -7,8 +7,7 @@ test-servers` runs this on each.
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from nats_stream_source.jetstream.ordered import consumer
 from nats_stream_source.jetstream.ordered.consumer import MergedFilter

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from nats_stream_source.errors import ProtocolError
 from nats_stream_source.wire.consumer.cursor import Cursor, CursorAction, Rebuild, State

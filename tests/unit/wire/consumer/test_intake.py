@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from nats_stream_source.wire.consumer import intake as module
 from nats_stream_source.wire.consumer.cursor import Rebuild, State

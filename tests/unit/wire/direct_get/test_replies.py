@@ -6,8 +6,7 @@ from typing import NamedTuple
 from unittest import mock
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from nats_stream_source.errors import ProtocolError
 from nats_stream_source.wire.direct_get import replies as module

@@ -10,13 +10,11 @@ from unittest import mock
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from nats_stream_source.errors import ProtocolError
 from nats_stream_source.wire.consumer.deliveries import Deliveries, is_delivery
-from nats_stream_source.wire.framing import parse as definition
-from nats_stream_source.wire.framing import scanner
+from nats_stream_source.wire.framing import parse as definition, scanner
 from nats_stream_source.wire.framing.frames import Framer, Frames
 from nats_stream_source.wire.framing.parse import FrameKind
 from nats_stream_source.wire.framing.scanner import BufferPool, selected

@@ -9,13 +9,11 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from nats.protocol.parser import Parser
 
 from nats_stream_source.errors import ProtocolError
-from nats_stream_source.wire.framing import parse as definition
-from nats_stream_source.wire.framing import scanner
+from nats_stream_source.wire.framing import parse as definition, scanner
 from nats_stream_source.wire.framing.frames import Framer
 from tests.unit.wire.reference.parser import Frame, NotNatsError, parse
 from tests.unit.wire.reference.streams import (

@@ -7,8 +7,7 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from nats_stream_source.wire.framing.frames import Framer, Frames
 from nats_stream_source.wire.header_columns import HEADERS, header_maps

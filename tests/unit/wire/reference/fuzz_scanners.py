@@ -22,8 +22,7 @@ import pyarrow as pa
 
 from nats_stream_source.errors import ProtocolError
 from nats_stream_source.wire.arrow_slices import slices
-from nats_stream_source.wire.framing import parse as definition
-from nats_stream_source.wire.framing import scanner
+from nats_stream_source.wire.framing import parse as definition, scanner
 from nats_stream_source.wire.framing.parse import Table
 from tests.unit.wire.reference.parser import NotNatsError, parse
 

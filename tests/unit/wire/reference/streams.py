@@ -6,8 +6,7 @@ import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 
 from nats_stream_source.wire.framing import scanner
 from nats_stream_source.wire.framing.frames import Framer, Frames
