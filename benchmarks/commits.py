@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
-from benchmarks.support.delta_merge import create, driver_engine, merge_rows, rows
+from benchmarks.support.delta_merge import create, driver_table, merge_rows, rows
 from benchmarks.support.machine import in_process
 from nats_stream_source.delta import Upkeep
 from nats_stream_source.delta.driver.objects import TableObjects
@@ -52,9 +52,9 @@ def _case(keys: int, count: int, commits: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         path = f"{scratch}/table"
         create(path, keys)
-        engine, upkeep = driver_engine(path), Upkeep()
+        table, upkeep = driver_table(path), Upkeep()
         began = time.perf_counter()
-        state = engine.table.indexed()
+        state = table.indexed()
         built = time.perf_counter() - began
         written, chance = _Written(), np.random.default_rng(1)
         seconds, changed, most, revision = [], 0, 0, keys + 1
@@ -66,11 +66,11 @@ def _case(keys: int, count: int, commits: int) -> dict[str, Any]:
             batch = batch.set_column(5, "operation", pa.array(deletes))
             revision += count
             began = time.perf_counter()
-            merge_rows(engine, batch, upkeep)
+            merge_rows(table, batch, upkeep)
             seconds.append(1000 * (time.perf_counter() - began))
             changed += batch.nbytes
             most = max(most, len(state.files))
-        engine.wait()
+        table.wait()
         memory = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         began = time.perf_counter()
         target = DeltaTable(path)

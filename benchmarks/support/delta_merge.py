@@ -16,8 +16,8 @@ from deltalake import WriterProperties, write_deltalake
 from benchmarks.support.machine import in_process
 from benchmarks.support.spark_session import spark_session
 from nats_stream_source.delta import Engine, Upkeep, configure, merge_changes
-from nats_stream_source.delta.driver.engine import DriverEngine
 from nats_stream_source.delta.driver.storage import TableStorage
+from nats_stream_source.delta.driver.table import DriverTable
 from nats_stream_source.delta.rules.events import EventBatch, EventShape
 from nats_stream_source.delta.rules.layout import Layout
 
@@ -53,22 +53,22 @@ def rows(numbers: np.ndarray, revision: int) -> pa.Table:
     )
 
 
-def driver_engine(path: str) -> DriverEngine:
-    """The engine of a query without Spark, with deletion vectors."""
-    return DriverEngine(TableStorage(path, path), True)
+def driver_table(path: str) -> DriverTable:
+    """The table of a path as a query without Spark changes it, with deletion vectors."""
+    return DriverTable(TableStorage(path, path), True)
 
 
-def merge_rows(engine: DriverEngine, batch: pa.Table, upkeep: Upkeep) -> None:
+def merge_rows(table: DriverTable, batch: pa.Table, upkeep: Upkeep) -> None:
     """Merge rows of :func:`rows` without Spark, into a table that is created if need be."""
     layout = Layout.of_entries(batch.schema.names, "remove")
     shape = EventShape(batch.schema, layout, computed=True)
-    engine.merge(EventBatch.in_memory(shape, batch), upkeep)
+    table.merge(EventBatch.in_memory(shape, batch), upkeep)
 
 
 def create(path: str, keys: int, engine: Engine = "driver") -> None:
     """Create a table of so many keys for an engine."""
     if engine == "driver":
-        merge_rows(driver_engine(path), rows(np.arange(0), 1), Upkeep())
+        merge_rows(driver_table(path), rows(np.arange(0), 1), Upkeep())
     parts = (
         batch
         for start in range(0, keys, _CHUNK)

@@ -55,7 +55,7 @@ from nats_stream_source.delta.rules.reconciled import (
     require_entries,
 )
 from nats_stream_source.delta.schema import TIMESTAMP
-from nats_stream_source.delta.tables import Engine
+from nats_stream_source.delta.tables import Table
 from nats_stream_source.errors import (
     ConfigurationError,
     DataLossError,
@@ -117,8 +117,7 @@ class ReconcileResult:
 
 
 def compare_with_bucket(
-    tables: Engine[Any],
-    name: str,
+    target: Table,
     bucket: str,
     settings: ConnectionSettings,
     codec: KvCodec,
@@ -130,8 +129,8 @@ def compare_with_bucket(
     Args:
         select: the rows that are compared, of a table with ``key`` and ``revision``.
     """
-    target = tables.find()
-    if target is None:
+    name = target.name
+    if not target.exists():
         raise ConfigurationError(
             f"could not reconcile table {name!r}: no Delta table found; check the path or name"
         )
@@ -162,7 +161,7 @@ def compare_with_bucket(
 
     def merged(of: list[_Event]) -> MergeResult:
         events = differences_of(difference_table(of), bucket, layout, schema)
-        return tables.merge(events, None)
+        return target.merge(events, None)
 
     removed = merged(missing).changed if missing else 0
     replaced = merged(older).updated if older else 0

@@ -1,7 +1,7 @@
 """A Delta table and the executor that changes it, and what both executors have in common.
 
-An executor finds, creates and changes the one table of a location and the state table beside it.
-:class:`Engine` has the order of the steps; an executor reads rows of keys for the rule
+An executor finds, creates and changes the table of one location and the state table beside it.
+:class:`Table` has the order of the steps; an executor reads rows of keys for the rule
 (:mod:`rules`) and applies the changes that the rule returns.
 
 **A merge.** 1. Find the tables, and compare their layout with that of the call. 2. Collect the
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -33,6 +33,9 @@ from nats_stream_source.delta.schema import (
 from nats_stream_source.delta.upkeep import MaintenanceResult, Upkeep
 from nats_stream_source.errors import ConfigurationError
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 
 class EngineRefusedError(Exception):
     """An executor cannot change the table; the text is a reason of :mod:`refused`."""
@@ -42,28 +45,48 @@ class TableChangedError(Exception):
     """The table is not the one that an executor has opened; its change begins again."""
 
 
-class Table(Protocol):
-    """A Delta table and what changes it: the driver's process, or Spark.
+class Table(ABC):
+    """The Delta table of a location, which may not exist yet, as one executor changes it.
 
-    All methods raise TableConflictError if each attempt of a change had a conflict, and TableError
-    if the executor or its storage failed.
+    All methods but :meth:`exists` and :meth:`merge` require that it exists. They raise
+    TableConflictError if each attempt of a change had a conflict, and TableError if the executor or
+    its storage failed.
+
+    Attributes:
+        name: path, URI or name in the catalog as the user gave it, for errors.
     """
 
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @abstractmethod
+    def exists(self) -> bool:
+        """Open the table if it exists.
+
+        Raises:
+            EngineRefusedError: this executor cannot change the table.
+        """
+
     @property
+    @abstractmethod
     def schema(self) -> pa.Schema:
         """The table's columns."""
 
     @property
+    @abstractmethod
     def layout(self) -> Layout | None:
         """The layout of the table; None if this package did not create it."""
 
     @property
+    @abstractmethod
     def table_id(self) -> str:
         """The identity of the table, which changes if it is created again."""
 
+    @abstractmethod
     def is_empty(self) -> bool:
         """Whether the newest version has no rows."""
 
+    @abstractmethod
     def add_columns(self, columns: Sequence[pa.Field]) -> None:
         """Add columns that the table lacks, if there are any, by a commit of its own.
 
@@ -71,29 +94,17 @@ class Table(Protocol):
             ConfigurationError: the table cannot store the columns.
         """
 
+    @abstractmethod
     def scan(self, columns: Sequence[str], where: Where) -> pa.Table:
         """Columns of the rows that fit."""
 
+    @abstractmethod
     def maintain(self, upkeep: Upkeep) -> MaintenanceResult:
         """Compact and VACUUM the table; see :func:`nats_stream_source.delta.maintain`."""
 
-
-_T = TypeVar("_T", bound=Table)
-
-
-class Engine(ABC, Generic[_T]):
-    """An executor of one location: the steps, without what depends on the executor."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
     @abstractmethod
-    def find(self) -> _T | None:
-        """The table, or None if it does not exist.
-
-        Raises:
-            EngineRefusedError: this executor cannot change the table.
-        """
+    def state(self) -> Self:
+        """The state table beside the table."""
 
     def merge(self, batch: EventBatch, upkeep: Upkeep | None) -> MergeResult:
         """Merge events into the table and its state table, which are created if need be.
@@ -107,97 +118,78 @@ class Engine(ABC, Generic[_T]):
             ConfigurationError: the events are invalid, or the table was created for others.
         """
         shape, layout = batch.shape, batch.shape.layout
-        table = self.find()
-        if table is not None:
-            given = None if batch.reconciles else shape.rows.names
-            layout.verify(self._name, _stored(table.layout), table.schema, given)
+        exists, own = self.exists(), pa.schema([])
+        if exists:
+            own, given = self.schema, None if batch.reconciles else shape.rows.names
+            layout.verify(self.name, _stored(self.layout), own, given)
         validate_names(layout.table_schema(shape.schema).names)
-        own = pa.schema([]) if table is None else table.schema
-        schema = with_new_columns(self._name, own, layout.table_schema(shape.schema))
-        if table is None:
-            require_storable_names(self._name, schema)
-        state = self.state()._of_table(table, layout) if layout.has_state else None
-        shape = shape.fitted(schema, None if state is None else state.schema)
-        self._verify(shape, table, state)
+        schema = with_new_columns(self.name, own, layout.table_schema(shape.schema))
+        if not exists:
+            require_storable_names(self.name, schema)
+        state = self.state() if layout.has_state else None
+        recorded = state is not None and state._is_state_of(self if exists else None, layout)
+        shape = shape.fitted(schema, state.schema if state is not None and recorded else None)
+        events = shape.target
+        assert events is not None  # the shape is fitted to the table
+        if exists:
+            self._verify(layout.table_schema(events))
+        if state is not None and recorded:
+            state._verify(layout.state_schema(events))
         result: MergeResult | None = None
-        tables: tuple[_T, _T | None] | None = None
         for rows in batch.parts(shape):
-            events = shape.events(rows, self._name)
-            require_valid(events, layout)
-            # Only now: no table is created with the layout of invalid events.
-            tables = tables or self._created(shape, schema, table, state, upkeep)
-            merged = self._merge(events, shape, *tables, upkeep)
+            part = shape.events(rows, self.name)
+            require_valid(part, layout)
+            if result is None:  # only now: no table is created with the layout of invalid events
+                if not exists:
+                    self._create_first(schema, layout, upkeep)
+                if state is not None:
+                    columns = layout.state_schema(events)
+                    if not recorded:
+                        state._create(columns, layout.state(self.table_id), upkeep)
+                    state.add_columns(list(columns))
+                self.add_columns(list(layout.table_schema(events)))
+            merged = self._merge(part, shape, state, upkeep)
             result = merged if result is None else result + merged
         assert result is not None  # also an empty batch is a part
         return result
 
-    def _of_table(self, table: _T | None, layout: Layout) -> _T | None:
-        """The state table of a table, for the engine of its location; None if it is to be made."""
-        found = self.find()
-        if found is not None:
-            layout.state(table.table_id if table else "").verify_state(self._name, found.layout)
-        elif table is not None and not table.is_empty():
+    def _is_state_of(self, table: Table | None, layout: Layout) -> bool:
+        """Whether this state table of a table exists."""
+        if self.exists():
+            layout.state(table.table_id if table else "").verify_state(self.name, self.layout)
+            return True
+        if table is not None and not table.is_empty():
             raise ConfigurationError(
-                f"could not merge the batch: the state table {self._name!r} does not exist beside "
+                f"could not merge the batch: the state table {self.name!r} does not exist beside "
                 f"a table with rows, and late events would be merged wrongly without it; restore "
                 f"it, or replay the events into a new table"
             )
-        return found
+        return False
 
-    def _created(
-        self,
-        shape: EventShape,
-        schema: pa.Schema,
-        found: _T | None,
-        found_state: _T | None,
-        upkeep: Upkeep | None,
-    ) -> tuple[_T, _T | None]:
-        """The table, and its state table if its layout has one; those not found are created.
-
-        Both have the columns of the events.
-        """
-        layout, events = shape.layout, shape.target
-        assert events is not None  # the shape is fitted to the table
-        table = found or self._create(schema, layout, upkeep)
-        if found is None:
-            changed = not layout.entries and _stored(table.layout) != layout
-            if changed or not same_columns(schema, table.schema):
-                raise TableChangedError("another writer has created the table")
-        state: _T | None = None
-        if layout.has_state:
-            own, beside = layout.state_schema(events), self.state()
-            state = found_state or beside._create(own, layout.state(table.table_id), upkeep)
-            state.add_columns(list(own))
-        table.add_columns(list(layout.table_schema(events)))
-        return table, state
+    def _create_first(self, schema: pa.Schema, layout: Layout, upkeep: Upkeep | None) -> None:
+        self._create(schema, layout, upkeep)
+        changed = not layout.entries and _stored(self.layout) != layout
+        if changed or not same_columns(schema, self.schema):
+            raise TableChangedError("another writer has created the table")
 
     @abstractmethod
-    def _verify(self, shape: EventShape, table: _T | None, state: _T | None) -> None:
-        """Raise an error for tables that cannot get events of a shape."""
+    def _verify(self, columns: pa.Schema) -> None:
+        """Raise an error if rows with these columns cannot be merged; nothing is written."""
 
     @abstractmethod
     def _merge(
-        self,
-        events: pa.Table,
-        shape: EventShape,
-        table: _T,
-        state: _T | None,
-        upkeep: Upkeep | None,
+        self, events: pa.Table, shape: EventShape, state: Self | None, upkeep: Upkeep | None
     ) -> MergeResult:
         """Merge valid events into tables that have their columns."""
 
     @abstractmethod
-    def _create(self, schema: pa.Schema, layout: Layout, upkeep: Upkeep | None) -> _T:
-        """Create an empty table; the one that another process created meanwhile, if one did.
+    def _create(self, schema: pa.Schema, layout: Layout, upkeep: Upkeep | None) -> None:
+        """Create an empty table, and open it; the one that another process created meanwhile.
 
         Raises:
             EngineRefusedError: this executor cannot write the columns.
             ConfigurationError: the directory has files and is not a Delta table.
         """
-
-    @abstractmethod
-    def state(self) -> Engine[_T]:
-        """The engine of the state table beside the table."""
 
 
 def _stored(of_table: Layout | None) -> Layout | None:

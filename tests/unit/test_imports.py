@@ -161,7 +161,7 @@ for name in jetstream.__all__:
     getattr(jetstream, name)
 """,
     "rule and writer of Delta tables": """
-import nats_stream_source.delta.driver.engine, nats_stream_source.delta.rules.changes
+import nats_stream_source.delta.driver.table, nats_stream_source.delta.rules.changes
 import nats_stream_source.delta.refused
 from nats_stream_source.delta import AutoLimits, Follower, Upkeep
 """,

@@ -11,6 +11,10 @@ step 4 leaves objects that no version names; after it, the version is complete.
 writer takes the next version first, the change begins again with its commit, bounded by
 :mod:`nats_stream_source.delta.conflicts`.
 
+**The state table** is read after the table's version and written before its next one. If another
+writer commits one of them first, the changes are computed again from the newer version, so the last
+committed version always has the events of every writer.
+
 **A repeated batch** changes no row, and makes no version.
 """
 
@@ -46,7 +50,7 @@ from nats_stream_source.delta.driver.upkeep import (
     places,
     rewritten,
 )
-from nats_stream_source.delta.merge_result import MergeResult
+from nats_stream_source.delta.merge_result import MergeResult, newest_created
 from nats_stream_source.delta.refused import (
     DELETION_VECTORS,
     column_problem,
@@ -54,7 +58,9 @@ from nats_stream_source.delta.refused import (
     implied_features,
     path_outside,
 )
-from nats_stream_source.delta.rules.layout import Layout
+from nats_stream_source.delta.rules.changes import changes_of
+from nats_stream_source.delta.rules.events import EventShape
+from nats_stream_source.delta.rules.layout import REPLACES, Layout
 from nats_stream_source.delta.rules.rows import Integers, Reader, RowChanges, Where
 from nats_stream_source.delta.schema import (
     conform,
@@ -65,7 +71,7 @@ from nats_stream_source.delta.schema import (
     widened_columns,
     with_new_columns,
 )
-from nats_stream_source.delta.tables import EngineRefusedError, TableChangedError
+from nats_stream_source.delta.tables import EngineRefusedError, Table, TableChangedError
 from nats_stream_source.delta.upkeep import DEFAULT_UPKEEP, MaintenanceResult, Upkeep
 from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.logs import field_logger
@@ -77,7 +83,7 @@ _log = field_logger(__name__)
 _T = TypeVar("_T")
 
 
-class DriverTable:
+class DriverTable(Table):
     """See :class:`nats_stream_source.delta.tables.Table`. It stays open from batch to batch.
 
     A version is opened only if the driver can change it: another writer can have given the table
@@ -86,6 +92,7 @@ class DriverTable:
     Args:
         deletion_vectors: see :func:`nats_stream_source.delta.merge`.
         limit: of the index in bytes; None for no limit.
+        position: adds the position of a follower to each commit.
         enforced: whether an index beyond the limit is refused; else a warning is logged.
 
     Attributes:
@@ -98,14 +105,19 @@ class DriverTable:
         storage: TableStorage,
         deletion_vectors: bool | None = None,
         limit: int | None = None,
+        position: PositionLog | None = None,
+        *,
         enforced: bool = True,
     ) -> None:
+        super().__init__(storage.name)
         self._storage = storage
+        self._position = position
         self._deletion_vectors = deletion_vectors
         self._limit = limit
         self._enforced = enforced
         self._reported_bytes = 0
         self._warned = 0  # 1: the limit was near, 2: it was exceeded
+        self._state: DriverTable | None = None
         self.snapshot: Snapshot | None = None
         self.upkeep = BackgroundUpkeep(storage)
 
@@ -124,8 +136,8 @@ class DriverTable:
         """See :class:`nats_stream_source.delta.tables.Table`."""
         return self.opened().table_id
 
-    def open_if_exists(self) -> bool:
-        """Open the newest version if the table is not open; whether it exists."""
+    def exists(self) -> bool:
+        """See :class:`nats_stream_source.delta.tables.Table`."""
         if self.snapshot is None:
             self._storage.named("open", lambda: self._open(self._storage.read()))
         return self.snapshot is not None
@@ -156,7 +168,7 @@ class DriverTable:
         if self._deletion_vectors is not None and self._deletion_vectors != vectors:
             has, action = ("has", "") if vectors else ("does not have", "set the property, or ")
             raise ConfigurationError(
-                f"could not change table {self._storage.name!r} with deletion_vectors="
+                f"could not change table {self.name!r} with deletion_vectors="
                 f"{self._deletion_vectors}: the table {has} the property {DELETION_VECTORS}; "
                 f"{action}remove the argument, which is for new tables"
             )
@@ -176,21 +188,68 @@ class DriverTable:
             exceeded = size > self._limit
             if exceeded and self._enforced:
                 raise ConfigurationError(
-                    f"could not change table {self._storage.name!r}: {reason}; restart the query: "
+                    f"could not change table {self.name!r}: {reason}; restart the query: "
                     f"it then takes Spark"
                 )
             if self._warned < (level := 1 + exceeded):
                 self._warned = level
                 _log.warning(
                     "the index of keys is near or beyond its limit",
-                    table=self._storage.name,
+                    table=self.name,
                     reason=reason,
                 )
         return snapshot
 
-    def build(self) -> None:
-        """Build the index, before anything is written."""
-        self._run("open", self.indexed)
+    def wait(self) -> None:
+        """Wait for upkeep that still runs, of the table and its state table."""
+        self.upkeep.wait()
+        if self._state is not None:
+            self._state.wait()
+
+    def state(self) -> DriverTable:
+        """See :class:`nats_stream_source.delta.tables.Table`."""
+        if self._state is None:
+            self._state = DriverTable(
+                self._storage.state(), self._deletion_vectors, self._limit, enforced=self._enforced
+            )
+        return self._state
+
+    def _verify(self, columns: pa.Schema) -> None:
+        self._run("open", self.indexed)  # an index beyond its limit is refused
+
+    def _create(self, schema: pa.Schema, layout: Layout, upkeep: Upkeep | None) -> None:
+        require_supported(column_problem(schema, ()))
+        vectors = self._deletion_vectors is not False
+        properties = {**layout.properties, **(upkeep.table_properties(vectors) if upkeep else {})}
+        storage = self._storage
+        storage.named("create", lambda: storage.create(schema, properties, vectors=vectors))
+        if vectors:
+            _log.info(
+                "created the table with deletion vectors, which its readers must support",
+                table=self.name,
+            )
+        self.opened()
+
+    def _merge(
+        self, events: pa.Table, shape: EventShape, state: DriverTable | None, upkeep: Upkeep | None
+    ) -> MergeResult:
+        def select(rows: Reader) -> RowChanges:
+            if state is None or REPLACES in events.column_names:
+                return changes_of(events, shape.layout, shape.tracked, rows, None)
+            changes: RowChanges | None = None
+
+            def recorded(of: Reader) -> RowChanges:
+                nonlocal changes
+                changes = changes_of(events, shape.layout, shape.tracked, rows, of)
+                assert changes.state is not None  # the rule has read the state
+                return changes.state
+
+            state.change(recorded, upkeep)
+            assert changes is not None  # the state was changed by them
+            return changes
+
+        result = self.change(select, upkeep)
+        return replace(result, newest=newest_created(events)) if result.changed else result
 
     def is_empty(self) -> bool:
         """See :class:`nats_stream_source.delta.tables.Table`."""
@@ -232,18 +291,16 @@ class DriverTable:
 
         return self._run("read", read)
 
-    def change(
-        self,
-        select: Callable[[Reader], RowChanges],
-        upkeep: Upkeep | None,
-        position: PositionLog | None = None,
-    ) -> MergeResult:
+    def change(self, select: Callable[[Reader], RowChanges], upkeep: Upkeep | None) -> MergeResult:
         """Commit the changes that ``select`` returns for the newest version.
 
         Args:
             select: reads the version; it is called again if another writer commits first.
-            position: adds the position of a follower to the commit, or raises PositionVoidError.
+
+        Raises:
+            PositionVoidError: the table is not the one that the follower's position describes.
         """
+        position = self._position
         target_bytes = upkeep.target_file_bytes if upkeep else _TARGET_BYTES
 
         def attempt(snapshot: Snapshot) -> MergeResult:
@@ -294,7 +351,7 @@ class DriverTable:
         A column with a wider type has it in all data files afterwards: the commit writes their live
         rows again. If another writer has changed columns meanwhile, TableChangedError is raised.
         """
-        name, own = self._storage.name, self.schema
+        name, own = self.name, self.schema
         expected = with_new_columns(name, own, columns)
         if expected is own:
             return

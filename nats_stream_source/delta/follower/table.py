@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 
 from nats_stream_source.delta.compare_with_bucket import compare_with_bucket
 from nats_stream_source.delta.conflicts import retry_conflicts
-from nats_stream_source.delta.driver.engine import DriverEngine
 from nats_stream_source.delta.driver.position import PositionLog
 from nats_stream_source.delta.driver.storage import TableStorage
+from nats_stream_source.delta.driver.table import DriverTable
 from nats_stream_source.delta.location import TableLocation
 from nats_stream_source.delta.merge_result import MergeResult
 from nats_stream_source.delta.rules.events import ChangeRules, EventBatch, event_shape
@@ -49,7 +49,7 @@ class FollowedTable:
         self.position = position
         self._upkeep = upkeep
         storage = TableStorage(location.name, location.uri, location.storage_options)
-        self._engine = DriverEngine(storage, position=position)
+        self._table = DriverTable(storage, position=position)
         self._options = options
         columns = arrow_schema("nats_kv", options.added_columns)
         selected = rules.selected(columns.names)
@@ -59,20 +59,20 @@ class FollowedTable:
     @property
     def keys(self) -> int:
         """The number of rows; 0 while the table is not open."""
-        snapshot = self._engine.table.snapshot
+        snapshot = self._table.snapshot
         return 0 if snapshot is None else sum(one.live_rows for one in [*snapshot.files.values()])
 
     def open(self) -> Position | None:
         """Open the table, or create it; returns its position, None if it does not have one."""
         # An empty merge verifies the layout, and creates the table.
         self._merge(EventBatch.in_memory(self._shape, self._columns.empty_table()))
-        table = self._engine.table
+        table = self._table
         self._changed(lambda: table.read(lambda _: self.position.read(table.opened())))
         return self.position.stored
 
     def refresh(self) -> None:
         """Read the commits of other writers; PositionVoidError after a RESTORE."""
-        table = self._engine.table
+        table = self._table
         self._changed(
             lambda: table.read(lambda _: self.position.actions(table.opened(), changed=False))
         )
@@ -97,7 +97,7 @@ class FollowedTable:
         Args:
             created: creation time of the stream, in microseconds since 1970.
         """
-        table = self._engine.table
+        table = self._table
         rows = open_rows(table.scan(open_row_columns(table.schema.names), {}))
         rows = rows.filter(pc.equal(rows["stream_created"].cast(pa.int64()), created))
         return int(pc.max(rows["revision"]).as_py() or 0)
@@ -126,17 +126,15 @@ class FollowedTable:
 
         self.position.next, self.position.required = None, False
         self._changed(
-            lambda: compare_with_bucket(
-                self._engine, self.name, bucket, settings, codec, deletes, unseen
-            )
+            lambda: compare_with_bucket(self._table, bucket, settings, codec, deletes, unseen)
         )
 
     def close(self) -> None:
         """Wait for upkeep that still runs."""
-        self._engine.wait()
+        self._table.wait()
 
     def _merge(self, batch: EventBatch) -> MergeResult:
-        return self._changed(lambda: self._engine.merge(batch, self._upkeep))
+        return self._changed(lambda: self._table.merge(batch, self._upkeep))
 
     def _changed(self, work: Callable[[], _T]) -> _T:
         try:

@@ -22,19 +22,19 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pyspark.sql import SparkSession
 
 from nats_stream_source.delta.conflicts import retry_conflicts
 from nats_stream_source.delta.location import AutoLimits, TableLocation, driver_installed, scheme_of
 from nats_stream_source.delta.spark import session
-from nats_stream_source.delta.tables import Engine, EngineRefusedError, TableChangedError
+from nats_stream_source.delta.tables import EngineRefusedError, Table, TableChangedError
 from nats_stream_source.errors import ConfigurationError, MissingPackageError
 from nats_stream_source.logs import field_logger
 
 if TYPE_CHECKING:
-    from nats_stream_source.delta.driver.engine import DriverEngine
+    from nats_stream_source.delta.driver.table import DriverTable
 
 _log = field_logger(__name__)
 _T = TypeVar("_T")
@@ -60,10 +60,10 @@ class EngineChoice:
         self.location = location
         self._deletion_vectors = deletion_vectors
         self._limits = limits
-        self._driver: DriverEngine | None = None
-        self._engine: Callable[[SparkSession], Engine[Any]] | None = None
+        self._driver: DriverTable | None = None
+        self._engine: Callable[[SparkSession], Table] | None = None
 
-    def run(self, spark: SparkSession, work: Callable[[Engine[Any]], _T]) -> _T:
+    def run(self, spark: SparkSession, work: Callable[[Table], _T]) -> _T:
         """The result of ``work`` with the executor of the table.
 
         Args:
@@ -87,7 +87,7 @@ class EngineChoice:
         if self._driver is not None:
             self._driver.wait()
 
-    def _choose(self, spark: SparkSession, work: Callable[[Engine[Any]], _T]) -> _T:
+    def _choose(self, spark: SparkSession, work: Callable[[Table], _T]) -> _T:
         location = self.location
         if location.engine == "spark":
             session.require_delta(spark)
@@ -121,7 +121,7 @@ class EngineChoice:
             )
         return self._by_spark(spark, work, problem)
 
-    def _by_spark(self, spark: SparkSession, work: Callable[[Engine[Any]], _T], reason: str) -> _T:
+    def _by_spark(self, spark: SparkSession, work: Callable[[Table], _T], reason: str) -> _T:
         result = self._repeated(work, self._spark_engine(spark))
         self._engine = self._spark_engine
         _log.info("Spark changes the table", table=self.location.name, reason=reason)
@@ -137,22 +137,22 @@ class EngineChoice:
             )
         return result
 
-    def _spark_engine(self, spark: SparkSession) -> Engine[Any]:
+    def _spark_engine(self, spark: SparkSession) -> Table:
         # Imported here: the driver does not require delta-spark.
-        from nats_stream_source.delta.spark.engine import SparkEngine
+        from nats_stream_source.delta.spark.table import SparkTable
 
         location = self.location
         session.require_encoding(spark, location.name)
         path = location.path_for_spark(session.default_filesystem(spark))
-        return SparkEngine(spark, location.name, path)
+        return SparkTable(spark, location.name, path)
 
-    def _repeated(self, work: Callable[[Engine[Any]], _T], engine: Engine[Any]) -> _T:
+    def _repeated(self, work: Callable[[Table], _T], engine: Table) -> _T:
         return retry_conflicts(lambda: work(engine), self.location.name, (TableChangedError,))
 
-    def _driver_engine(self, missing: str | None) -> Engine[Any]:
+    def _driver_engine(self, missing: str | None) -> Table:
         # Imported here: Spark's executor does not require deltalake.
-        from nats_stream_source.delta.driver.engine import DriverEngine
         from nats_stream_source.delta.driver.storage import TableStorage
+        from nats_stream_source.delta.driver.table import DriverTable
 
         if self._driver is None:
             location = self.location
@@ -164,7 +164,7 @@ class EngineChoice:
             # query of this process changes the table in the driver, the driver also reconciles and
             # maintains it: of two writers of this process, one would lose its commit.
             driven = any(one.location.uri == location.uri for one in _driven)
-            self._driver = DriverEngine(
+            self._driver = DriverTable(
                 storage,
                 self._deletion_vectors,
                 limits.index_bytes,

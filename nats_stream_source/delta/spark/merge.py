@@ -22,7 +22,7 @@ nothing with ``deletes="remove"``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from pyspark.sql import Column, DataFrame, SparkSession
 
@@ -33,7 +33,7 @@ from nats_stream_source.delta.rules.events import ChangeRules, EventBatch, ScdTy
 from nats_stream_source.delta.rules.layout import Deletes, validate_deletes
 from nats_stream_source.delta.spark.batch import Collector, batch_of
 from nats_stream_source.delta.spark.choice import EngineChoice, require_engine
-from nats_stream_source.delta.tables import Engine as TableEngine, Table
+from nats_stream_source.delta.tables import Table
 from nats_stream_source.delta.upkeep import DEFAULT_UPKEEP, MaintenanceResult, Upkeep
 from nats_stream_source.errors import ConfigurationError
 from nats_stream_source.jetstream.kv.codec import kv_codec
@@ -229,8 +229,8 @@ def reconcile(
     settings = connection_settings(parse({"servers": servers, **options}, CONNECTION))
     location = TableLocation(table, engine, storage_options)
 
-    def work(tables: TableEngine[Any]) -> ReconcileResult:
-        return compare_with_bucket(tables, location.name, bucket, settings, codec, deletes)
+    def work(target: Table) -> ReconcileResult:
+        return compare_with_bucket(target, bucket, settings, codec, deletes)
 
     return EngineChoice(location, limits).run(spark, work)
 
@@ -264,17 +264,16 @@ def maintain(
     location = TableLocation(table, engine, storage_options)
     choice = EngineChoice(location)
 
-    def work(tables: TableEngine[Any]) -> MaintenanceResult:
-        target: Table | None = tables.find()
-        if target is None:
+    def work(target: Table) -> MaintenanceResult:
+        if not target.exists():
             raise ConfigurationError(
                 f"could not maintain table {location.name!r}: no Delta table found; check the "
                 f"path or name"
             )
         result = target.maintain(upkeep)
         if target.layout is not None and target.layout.has_state:
-            state = tables.state().find()
-            result += state.maintain(upkeep) if state is not None else MaintenanceResult()
+            state = target.state()
+            result += state.maintain(upkeep) if state.exists() else MaintenanceResult()
         return result
 
     return choice.run(spark, work)
@@ -318,7 +317,7 @@ class TableMerger:
         spark, name = batch.sparkSession, self.location.name
         warn_of_missing_settings(spark)
         events = self.events(batch)
-        result = self._choice.run(spark, lambda engine: engine.merge(events, self._upkeep))
+        result = self._choice.run(spark, lambda target: target.merge(events, self._upkeep))
         _report_merge(spark, name, result)
         found = result.contradictions
         if found and not self.contradictions:

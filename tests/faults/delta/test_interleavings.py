@@ -64,7 +64,7 @@ class _Run:
         self.model.merge(self.log[start:])
         self.table.merge(*self.log[start:])
         version = DeltaTable(self.path).version()
-        self.table.engine.wait()
+        self.table.table.wait()
         after_upkeep = DeltaTable(self.path).version()
         assert self.table.merge(*self.log[start:]) == 0
         assert DeltaTable(self.path).version() == after_upkeep >= version
@@ -73,8 +73,8 @@ class _Run:
         self.table.crash()
 
     def compaction(self) -> None:
-        if self.table.engine.table.snapshot is not None:
-            self.table.engine.wait()
+        if self.table.table.snapshot is not None:
+            self.table.table.wait()
             numbers = [number for number, _ in self.table.state.files.items()]
             chosen = self.random.sample(numbers, self.random.randint(1, len(numbers)))
             compact(self.table.state, chosen, self.random.choice((1, 1 << 20)))
@@ -124,20 +124,20 @@ class _Run:
         """Restore the version before a merge; the model goes back with it."""
         before, rows = DeltaTable(self.path).version(), dict(self.model.rows)
         self.merge()
-        self.table.engine.wait()
+        self.table.table.wait()
         if DeltaTable(self.path).version() > before:
             DeltaTable(self.path).restore(before)
             self.model.rows = rows
 
     def verify(self) -> None:
-        self.table.engine.wait()
+        self.table.table.wait()
         assert stored(self.path) == self.model.stored()
-        if self.table.engine.table.snapshot is not None:
+        if self.table.table.snapshot is not None:
             with self.table.state.lock:
                 try:
                     self.table.state.refresh()
                 except TableChangedError:
-                    self.table.engine.table.close()
+                    self.table.table.close()
                     return
             self.table.verify_index()
 
@@ -212,7 +212,7 @@ def test_two_writers_merge_into_one_table_at_same_time(
         of_writers = zip(tables, map(_batches, range(2)), strict=True)
         at_same_time([[partial(one.merge, *batch) for batch in own] for one, own in of_writers])
         for table in tables:
-            table.engine.wait()
+            table.table.wait()
     conflicts = [one for one in caplog.messages if "another writer changed the table" in one]
     assert conflicts, "no commit conflicted with the other writer's"
     model = Model("remove")
@@ -223,7 +223,7 @@ def test_two_writers_merge_into_one_table_at_same_time(
     assert stored(path) == model.stored()
     for table in tables:
         table.merge(put("last", 10_000))
-        table.engine.wait()  # the commit can have started a compaction
+        table.table.wait()  # the commit can have started a compaction
     for table in tables:
         with table.state.lock:
             table.state.refresh()

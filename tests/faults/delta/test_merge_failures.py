@@ -267,9 +267,7 @@ def test_random_interleavings_with_revisions_that_vanish(
             merged.merge(*entries)
 
     def reconciled() -> int:
-        result = compare_with_bucket(
-            merged.engine, "fleet", bucket.name, settings, NO_CODEC, merged.deletes
-        )
+        result = compare_with_bucket(merged.table, bucket.name, settings, NO_CODEC, merged.deletes)
         assert not result.changed
         return result.replaced
 

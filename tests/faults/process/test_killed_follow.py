@@ -254,8 +254,8 @@ STATES = {"before", "between", "after"}
 PROGRAM = """
 import sys
 import pyarrow as pa
-from nats_stream_source.delta.driver.engine import DriverEngine
 from nats_stream_source.delta.driver.storage import TableStorage
+from nats_stream_source.delta.driver.table import DriverTable
 from nats_stream_source.delta.rules.events import EventBatch, EventShape
 from nats_stream_source.delta.rules.layout import Layout
 path, keys, revision = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -266,12 +266,12 @@ entries = pa.table({
     "operation": ["PUT"] * keys,
     "stream_created": pa.array([0] * keys, pa.timestamp("us", "UTC")),
 })
-engine = DriverEngine(TableStorage(path, path), False)
+table = DriverTable(TableStorage(path, path), False)
 shape = EventShape(entries.schema, Layout.of_entries(entries.schema.names, "remove"), computed=True)
-engine.merge(EventBatch.in_memory(shape, entries[:0]), None)
+table.merge(EventBatch.in_memory(shape, entries[:0]), None)
 print("ready", flush=True)
 sys.stdin.readline()
-engine.merge(EventBatch.in_memory(shape, entries), None)
+table.merge(EventBatch.in_memory(shape, entries), None)
 print("done", flush=True)
 """
 

@@ -111,6 +111,7 @@ def test_upkeep_by_spark(spark: SparkSession, table: Path) -> None:
     for number in range(4):
         write_deltalake(table, arrow([put(f"k{number}", 1)]), mode="append")
     target = SparkTable(spark, "t", str(table))
+    assert target.exists()
     upkeep = Upkeep(compact_files=2, retention_hours=24)
     assert target.upkeep_after_commit(upkeep) == MaintenanceResult(4, 1)
     (table / "part-of-no-version.parquet").write_bytes(b"x")

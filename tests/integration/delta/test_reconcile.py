@@ -16,7 +16,7 @@ from deltalake import write_deltalake
 from pyspark.sql import SparkSession, functions as F
 
 from nats_stream_source.delta import Deletes, ReconcileResult, compare_with_bucket, reconcile
-from nats_stream_source.delta.tables import Engine
+from nats_stream_source.delta.tables import Table
 from nats_stream_source.errors import (
     BucketNotFoundError,
     ConfigurationError,
@@ -323,7 +323,7 @@ def test_crash_between_removal_and_replacement_mended_by_next_call(
 ) -> None:
     expired("k", "l", **kind)
     bucket.purge_subjects("l")
-    merge_batch, calls = Engine.merge, itertools.count(1)
+    merge_batch, calls = Table.merge, itertools.count(1)
 
     def fail_at_second(*arguments: Any) -> Any:
         if next(calls) == 2:
@@ -331,7 +331,7 @@ def test_crash_between_removal_and_replacement_mended_by_next_call(
         return merge_batch(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Engine, "merge", fail_at_second)
+        patch.setattr(Table, "merge", fail_at_second)
         with pytest.raises(KeyboardInterrupt):
             reconciled(deletes=kind.get("deletes", "remove"))
     result = reconciled(deletes=kind.get("deletes", "remove"))

@@ -18,11 +18,11 @@ from nats_stream_source.delta.merge_result import MergeResult
 from nats_stream_source.delta.rules.events import ChangeRules, EventBatch
 from nats_stream_source.delta.spark import (
     batch as batches,
-    engine as spark_engine,
+    reader,
     session as spark_session,
+    table as spark_table,
 )
 from nats_stream_source.delta.spark.batch import Collector, batch_of
-from nats_stream_source.delta.spark.engine import SparkEngine
 from nats_stream_source.delta.spark.session import EXACT
 from nats_stream_source.delta.spark.table import SparkTable
 from nats_stream_source.delta.upkeep import Upkeep
@@ -62,7 +62,7 @@ def merge(spark: SparkSession, table: Path) -> MergeBySpark:
             schema = SCHEMA if entries else "id int, n int, v string"
             frame = session.createDataFrame(entries or rows, schema)
         batch = batch_of(frame, ChangeRules.of(**rules), Collector())
-        return SparkEngine(session, str(table), str(table)).merge(batch, None)
+        return SparkTable(session, str(table), str(table)).merge(batch, None)
 
     return run
 
@@ -70,7 +70,7 @@ def merge(spark: SparkSession, table: Path) -> MergeBySpark:
 def _before_merge(monkeypatch: pytest.MonkeyPatch, *happenings: Callable[[], object]) -> list[str]:
     """Let something happen between the reading of rows and each MERGE; returns the MERGEs."""
     merged: list[str] = []
-    merge_as_read = spark_engine._merge_as_read
+    merge_as_read = spark_table._merge_as_read
 
     def run(*arguments: Any) -> Any:
         merged.append("MERGE")
@@ -78,7 +78,7 @@ def _before_merge(monkeypatch: pytest.MonkeyPatch, *happenings: Callable[[], obj
             happenings[len(merged) - 1]()
         return merge_as_read(*arguments)
 
-    monkeypatch.setattr(spark_engine, "_merge_as_read", run)
+    monkeypatch.setattr(spark_table, "_merge_as_read", run)
     return merged
 
 
@@ -177,7 +177,7 @@ def test_values_that_events_lack_are_read_of_their_rows(
 def test_rows_are_read_in_steps_of_bounded_bytes(
     table: Path, merge: MergeBySpark, monkeypatch: pytest.MonkeyPatch, scd_type: int
 ) -> None:
-    monkeypatch.setattr(spark_engine, "ONCE_BYTES", 32)
+    monkeypatch.setattr(reader, "ONCE_BYTES", 32)
     rules = {**HISTORY, "stored_as_scd_type": scd_type}
     merge([(id, 1, "a") for id in range(9)], **rules)
     read: list[int] = []
@@ -310,11 +310,11 @@ def test_settings_that_change_values_are_restored_after_merge_and_upkeep(
     merge_row(1)
     merge_row(2)
     with monkeypatch.context() as patch:
-        patch.setattr(spark_engine, "_merge_as_read", lambda *arguments: 1 // 0)
+        patch.setattr(spark_table, "_merge_as_read", lambda *arguments: 1 // 0)
         with pytest.raises(ZeroDivisionError):
             merge_row(3)
-    found = SparkEngine(session, str(table), str(table)).find()
-    assert found is not None
+    found = SparkTable(session, str(table), str(table))
+    assert found.exists()
     assert found.maintain(Upkeep()).compacted == 2
     assert {name: session.conf.get(name) for name in WRONG} == WRONG
     expected = [(date(1500, 1, id), local, instant) for id in (1, 2)]

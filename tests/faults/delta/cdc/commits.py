@@ -8,16 +8,15 @@ from typing import Any
 import pytest
 
 from nats_stream_source.delta.driver.log import DeltaLog
-from nats_stream_source.delta.spark import engine, table
-from nats_stream_source.delta.spark.engine import SparkEngine
+from nats_stream_source.delta.spark import table
 
 # The functions that commit, of each engine: to the table or its state table, the creation, and new
 # columns.
 _COMMITTING: tuple[tuple[Any, str], ...] = (
     (DeltaLog, "put"),
-    (SparkEngine, "_create"),
+    (table.SparkTable, "_create"),
     (table, "retry_conflicts"),
-    (engine, "_merge_as_read"),
+    (table, "_merge_as_read"),
 )
 
 

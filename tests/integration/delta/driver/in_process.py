@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from nats_stream_source.delta.driver.engine import DriverEngine
 from nats_stream_source.delta.driver.index import NO_FILE
 from nats_stream_source.delta.driver.snapshot import Snapshot
 from nats_stream_source.delta.driver.storage import TableStorage
@@ -51,8 +50,8 @@ class InProcessTable:
         self.upkeep = upkeep
         self.options = storage_options
         storage = TableStorage(self.path, self.path, storage_options)
-        self._started = partial(DriverEngine, storage, vectors, limit)
-        self.engine = self._started()
+        self._started = partial(DriverTable, storage, vectors, limit)
+        self.table = self._started()
 
     def merge(self, *entries: Entry) -> int:
         """Merge a batch of entries; returns the number of rows that changed."""
@@ -68,41 +67,37 @@ class InProcessTable:
     def merge_events(self, rows: pa.Table, shape: EventShape) -> MergeResult:
         batch = EventBatch.in_memory(shape, rows)
         try:
-            return self.engine.merge(batch, self.upkeep)
+            return self.table.merge(batch, self.upkeep)
         except TableChangedError:
-            return self.engine.merge(batch, self.upkeep)
+            return self.table.merge(batch, self.upkeep)
 
     def crash(self) -> None:
         """Drop all state, as a process that ends."""
-        self.engine.wait()
-        self.engine = self._started()
+        self.table.wait()
+        self.table = self._started()
 
     def reopen(self) -> None:
         """Open the table as another process does: its rows are only in their files."""
         self.crash()
-        self.engine.table.indexed()
+        self.table.indexed()
 
     @property
     def found(self) -> DriverTable:
         """The table, which exists; not opened by a merge."""
-        found = self.engine.find()
-        assert found is not None
-        return found
+        assert self.table.exists()
+        return self.table
 
     @property
     def state(self) -> Snapshot:
-        assert self.engine.table.snapshot is not None
-        return self.engine.table.snapshot
+        assert self.table.snapshot is not None
+        return self.table.snapshot
 
     def verify_index(self) -> None:
         """The kept indexes of the table and its state equal those that are built from them."""
-        self.engine.wait()
-        tables = {
-            self.path: self.engine.table,
-            f"{self.path}__cdc_state": self.engine.state().find(),
-        }
+        self.table.wait()
+        tables = {self.path: self.table, f"{self.path}__cdc_state": self.table.state()}
         for path, table in tables.items():
-            if table is not None:
+            if table.exists():
                 snapshot = table.indexed()
                 snapshot.refresh()
                 assert index_of(snapshot) == index_of(rebuilt(path, self.options))

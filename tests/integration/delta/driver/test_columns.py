@@ -54,7 +54,7 @@ def test_random_batches_give_rows_of_model(
         elif choice.random() < 0.2:
             table.table.crash()
         writer.merge(batch)
-        writer.table.engine.wait()
+        writer.table.table.wait()
         assert table.rows() == model(known)
         table.table.verify_index()
         before = versions(table.path)

@@ -49,7 +49,7 @@ def write(path: Path, other: str = "ships") -> None:
         compact(table.state, of_bucket, 1 << 20)
     change_actions(path, "add", lambda add: add.update(tags=_TAGS))
     DeltaTable(path).create_checkpoint()
-    table.engine.table.close()
+    table.table.close()
     merge((delete if n % 5 else put)(f"k{n}", n + 60) for n in range(3, 7))
     written = sorted((file for _, file in table.state.files.items()), key=lambda file: file.rows)
     for file in written[-2:]:  # the compacted file of each partition

@@ -57,15 +57,14 @@ def test_open_table_that_another_writer_changes_is_refused(
     path: Path, change: Callable[[Path], None], reason: str
 ) -> None:
     InProcessTable(path).merge(*FIRST)
-    scans, adds, reads = (InProcessTable(path).engine for _ in range(3))
-    for engine in (scans, adds, reads):
-        assert engine.find() is not None
+    scans, adds, reads = (InProcessTable(path).table for _ in range(3))
+    assert all(table.exists() for table in (scans, adds, reads))
     change(path)
     before = sorted(path.rglob("*"))
     for work in (
-        lambda: scans.table.scan(["key"], {}),
-        lambda: adds.table.add_columns([pa.field("other", pa.int64())]),
-        lambda: reads.table.read(lambda rows: rows),
+        lambda: scans.scan(["key"], {}),
+        lambda: adds.add_columns([pa.field("other", pa.int64())]),
+        lambda: reads.read(lambda rows: rows),
     ):
         with pytest.raises((EngineRefusedError, ConfigurationError), match=reason):
             retry_conflicts(work, "t", (TableChangedError,))

@@ -13,10 +13,10 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from nats_stream_source.delta.driver import upkeep as driver_upkeep
-from nats_stream_source.delta.driver.engine import DriverEngine
 from nats_stream_source.delta.driver.log import DeltaLog
 from nats_stream_source.delta.driver.objects import TableObjects
 from nats_stream_source.delta.driver.storage import TableStorage
+from nats_stream_source.delta.driver.table import DriverTable
 from nats_stream_source.delta.driver.upkeep import compact, select_files
 from nats_stream_source.delta.rules.layout import Deletes
 from nats_stream_source.delta.tables import TableChangedError
@@ -64,7 +64,7 @@ def test_files_have_about_target_size_and_are_not_compacted_again(
     for start in range(0, 4000, 800):
         values = [random.bytes(500) for _ in range(800)]
         table.merge(*[put(f"k{start + n}", n + 1, value=v) for n, v in enumerate(values)])
-        table.engine.wait()
+        table.table.wait()
     sizes = [file.add["size"] for _, file in table.state.files.items()]
     assert len([size for size in sizes if size < target / 2]) <= 2
     assert max(sizes) < 2.2 * target
@@ -163,7 +163,7 @@ def test_checkpoint_is_not_written_for_few_entries(tmp_path: Path) -> None:
     table = InProcessTable(tmp_path / "t", upkeep=Upkeep(checkpoint_commits=1))
     for revision in range(30):
         table.merge(put("a", revision))
-        table.engine.wait()
+        table.table.wait()
     assert 1 < len(list((tmp_path / "t" / "_delta_log").glob("*.checkpoint.parquet"))) < 10
 
 
@@ -206,7 +206,7 @@ def test_log_is_kept_if_property_forbids_cleanup(
     age(log.glob("*.json"), hours=40 * 24)
     entries = {*log.glob("*.json")}
     table.reopen()  # the entries are no longer those that it has put
-    table.engine.table.maintain(Upkeep())
+    table.table.maintain(Upkeep())
     assert (entries < {*log.glob("*.json")}) == (cleanup.lower() == "false")
 
 
@@ -227,8 +227,8 @@ def test_scan_opens_table_again_after_change_of_properties(path: Path) -> None:
     table.merge(*FIRST)
     DeltaTable(path).alter.set_table_properties({"delta.logRetentionDuration": "interval 9 hours"})
     with pytest.raises(TableChangedError):
-        table.engine.table.scan(["key"], {})
-    assert len(table.engine.table.scan(["key"], {})) == len(FIRST)
+        table.table.scan(["key"], {})
+    assert len(table.table.scan(["key"], {})) == len(FIRST)
 
 
 def test_damaged_data_file_is_named_by_maintenance(path: Path) -> None:
@@ -278,7 +278,7 @@ def test_result_has_index_and_compaction_since_last_one(tmp_path: Path) -> None:
     done = []
     for revision in range(1, 6):
         done.append(table.result(put(f"k{revision}", revision)))
-        table.engine.wait()
+        table.table.wait()
     last = done[-1]
     assert last.index_keys == 5
     assert last.index_bytes > 0
@@ -296,7 +296,7 @@ def test_warning_of_index_is_repeated_beyond_limit(
     size = table.state.index.nbytes
     caplog.set_level(logging.WARNING)
     storage = TableStorage(table.path, table.path)
-    table.engine = DriverEngine(storage, limit=size + 1, enforced=False)
+    table.table = DriverTable(storage, limit=size + 1, enforced=False)
     for number in range(8):
         table.merge(put(f"new{number}", 20 + number))
     near, beyond = (one.message for one in caplog.records if "near or beyond" in one.message)
