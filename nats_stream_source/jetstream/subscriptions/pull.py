@@ -6,7 +6,8 @@ no more: status 404 or 408, which the caller does not see, or an error. A reques
 or longer requests heartbeats, and three missed heartbeats raise MissedHeartbeatError. A shorter
 request fails ``request_timeout`` after its expiry. Delivered messages that cannot be returned
 because the caller was cancelled get the response ``-NAK``, so that they are redelivered without
-waiting for the consumer's ack wait.
+waiting for the consumer's ack wait. The cancelled call ends after a PONG, which follows the
+messages under way.
 
 A service import of another account passes one response to a request. If its export has the response
 type "stream", it passes the responses up to the first empty message
@@ -23,15 +24,16 @@ and assigns old statuses to new requests. It does not delete the consumer that i
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
+from collections import deque
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import nats.errors
 
+from nats_stream_source.aio.tasks import run_to_completion
 from nats_stream_source.connection.settings import PONG_TIMEOUT
 from nats_stream_source.errors import (
-    AckError,
     ConflictStatusError,
     ConnectError,
     MissedHeartbeatError,
@@ -223,23 +225,28 @@ class FetchRequest:
         """Whether all received messages were returned."""
         return self._buffer is None or not self._buffer.has_items
 
-    async def close(self) -> None:
-        """End the request; send ``-NAK`` for received messages that were not returned."""
-        self.done = True
+    async def close(self, unused: Sequence[JsMessage] = ()) -> None:
+        """End the request; send ``-NAK`` for ``unused`` and for messages that were not returned."""
+        ended, self.done = self.done, True
         buffer, self._buffer = self._buffer, None
-        if buffer is None:
-            return
+        messages = deque(unused)
         try:
-            while buffer.has_items:
+            if buffer is not None and not ended and self._connection.client.is_connected:
+                # UNSUB precedes each -NAK, or the server could redeliver to this request.
+                await buffer.drain()
+            while messages or (buffer is not None and buffer.has_items):
                 try:
-                    if isinstance(item := buffer.next_item(), JsMessage):
+                    if buffer is None or messages:  # None: another call has closed it
+                        await messages.popleft().nak()
+                    elif isinstance(item := buffer.next_item(), JsMessage):
                         await item.nak()
                 except NatsSourceError as error:
                     # The message is only delayed: it is delivered again after the ack wait.
                     log.debug("could not send -NAK", error=error)
         finally:
-            await buffer.close()
-            self.closed.set()
+            if buffer is not None:
+                await buffer.close()
+                self.closed.set()
 
 
 class PullSubscription(BaseSubscription):
@@ -282,9 +289,9 @@ class PullSubscription(BaseSubscription):
             raise
         return request
 
-    async def _close_request(self, request: FetchRequest) -> None:
+    async def _close_request(self, request: FetchRequest, unused: Sequence[JsMessage] = ()) -> None:
         self._requests.discard(request)
-        await request.close()
+        await request.close(unused)
 
     async def fetch(
         self, batch: int = 1, timeout: float | None = 5.0, *, max_bytes: int | None = None
@@ -337,9 +344,7 @@ class PullSubscription(BaseSubscription):
             if self._on_error is not None:
                 self._on_error(error)
         except BaseException:  # cancelled
-            for message in messages:
-                with contextlib.suppress(AckError):
-                    await message.nak()
+            await run_to_completion(self._close_request(request, messages))
             raise
         finally:
             await self._close_request(request)

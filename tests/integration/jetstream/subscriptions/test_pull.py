@@ -129,25 +129,6 @@ async def test_consumer_deleted_while_requested(
     await pull.unsubscribe()
 
 
-async def test_cancelled_caller_returns_messages(
-    url: str, jetstream: JetStream, published: str
-) -> None:
-    async with await pull_on(jetstream, published, ack_wait=60.0) as pull:
-        waiting = asyncio.create_task(pull.fetch(10, 20))
-        await wait_until_async(
-            lambda: consumer_info(url, published, "d")["num_ack_pending"] == 5,
-            "five were delivered",
-        )
-        # The response follows the messages on the connection: all five were received.
-        await jetstream.stream_info(published)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        again = await pull.fetch(5, 5)
-        assert sorted(seqs(again)) == [1, 2, 3, 4, 5]
-        assert {message.metadata.delivered for message in again} == {2}
-
-
 async def test_iteration_abandoned_returns_messages(
     url: str, jetstream: JetStream, published: str
 ) -> None:
@@ -196,6 +177,55 @@ async def test_pending_limit_exceeded_is_error(url: str, jetstream: JetStream) -
 
 
 # With a proxy between
+
+
+async def test_cancelled_caller_returns_messages(shared_server: NatsServer) -> None:
+    url, stream = shared_server.url, make_stream(shared_server.url, 5)
+
+    async def are_delivered(count: int) -> None:
+        await wait_until_async(
+            lambda: consumer_info(url, stream, "d")["num_ack_pending"] == count,
+            f"{count} were delivered",
+        )
+
+    with Proxy(shared_server.port) as proxy:
+        async with (
+            connected(proxy.url) as jetstream,
+            await pull_on(jetstream, stream, ack_wait=60.0) as pull,
+        ):
+            waiting = asyncio.create_task(pull.fetch(10, 20))
+            await are_delivered(5)
+            # The response follows the messages on the connection: all five were received.
+            await jetstream.stream_info(stream)
+            proxy.freeze()
+            await asyncio.to_thread(fill, url, stream, 3)
+            await are_delivered(8)
+            waiting.cancel()
+            await wait_until_async(lambda: not pull._requests, "the request is closed")
+            proxy.thaw()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            again = await pull.fetch(8, 30)
+            assert sorted(seqs(again)) == [1, 2, 3, 4, 5, 6, 7, 8]
+            assert {message.metadata.delivered for message in again} == {2}
+
+
+async def test_caller_cancelled_before_unsubscribe_returns_messages(
+    shared_server: NatsServer,
+) -> None:
+    url, stream = shared_server.url, make_stream(shared_server.url, 5)
+    make_consumer(url, stream, "d", ack_wait=60_000_000_000)
+    async with connected(url) as jetstream:
+        async with await subscribe_pull(jetstream, stream=stream, durable="d") as pull:
+            waiting = asyncio.create_task(pull.fetch(10, 20))
+            await a_request_waits(url, stream)
+            await jetstream.stream_info(stream)
+            await wait_until_async(lambda: all(one.empty for one in pull._requests), "five read")
+            waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        async with await subscribe_pull(jetstream, stream=stream, durable="d") as again:
+            assert sorted(seqs(await again.fetch(5, 30))) == [1, 2, 3, 4, 5]
 
 
 async def test_missed_heartbeats_raise_alarm(shared_server: NatsServer) -> None:
