@@ -91,6 +91,7 @@ class Recorder:
         self._lock = threading.Lock()
         self._labels: dict[str, str] = {}  # the label of each query, by its id
         self._running: dict[str, str] = {}  # the run of each running query
+        self._inactive: set[str] = set()  # labels; the last events of a run can follow its end
         self._ended: deque[str] = deque()
         self._waiting: deque[tuple[str, Callable[[str], None]]] = deque(maxlen=_WAITING)
         self._pulls: list[Callable[[], None]] = []
@@ -112,6 +113,7 @@ class Recorder:
             if query_id in self._ended:
                 self._ended.remove(query_id)
             label = self._labels[query_id]
+            self._inactive.discard(label)
             waiting = [work for one, work in self._waiting if one == query_id]
             self._waiting = deque(
                 (one for one in self._waiting if one[0] != query_id), maxlen=_WAITING
@@ -148,8 +150,9 @@ class Recorder:
             self._ended.append(query_id)
             old = self._ended.popleft() if len(self._ended) > _KEPT else None
             forgotten = self._labels.pop(old) if old is not None else None
-        self._remove_gauges(label)
+            self._remove_gauges(label)
         if forgotten is not None:
+            self._inactive.discard(forgotten)
             for one in self._metrics.values():
                 one.remove_by_labels({"query": forgotten})
 
@@ -160,10 +163,11 @@ class Recorder:
                 self._remove_gauges(self._labels[query_id])
 
     def _remove_gauges(self, label: str) -> None:
+        self._inactive.add(label)
         for metric in METRICS.values():
             if metric.kind == "gauge":
                 self._metrics[metric.name].remove_by_labels({"query": label})
-        self.set(ACTIVE, 0, label)
+        self._metrics[ACTIVE.name].labels(label).set(0)
 
     def _new_label(self, query_id: str, name: str | None) -> str:
         label = name or query_id
@@ -177,8 +181,10 @@ class Recorder:
         return label
 
     def set(self, metric: Metric, value: float, query: str, *labels: str) -> None:
-        """Set a gauge."""
-        self._metrics[metric.name].labels(query, *labels).set(value)
+        """Set a gauge; nothing happens for a run that has ended."""
+        with self._lock:
+            if query not in self._inactive:
+                self._metrics[metric.name].labels(query, *labels).set(value)
 
     def set_lags(self, query: str, source: str, lags: Mapping[str, Lag]) -> None:
         """Set the lag of a source, by stream and of all its streams."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from nats_stream_source import metrics
 from nats_stream_source.errors import ConfigurationError, MissingPackageError
 from nats_stream_source.metrics import recorder as recorder_module
-from nats_stream_source.metrics.recorder import Recorder, start_exporters
+from nats_stream_source.metrics.recorder import Lag, Recorder, start_exporters
 from nats_stream_source.metrics.table import (
     ACTIVE,
     DATA_LOSSES,
@@ -127,6 +128,21 @@ def test_end_of_run_removes_gauges_and_keeps_counters() -> None:
     assert "offsets_behind_latest" not in samples
     assert value(samples, "query_active", query="fleet") == 0
     assert value(samples, "input_rows_total", query="fleet") == 5
+
+
+@pytest.mark.parametrize("end", [Recorder.set_inactive, Recorder.end])
+def test_event_after_end_of_run_sets_no_gauge(end: Callable[[Recorder, str, str], None]) -> None:
+    recorder = Recorder()
+    label = recorder.begin("id", "run 1", "fleet")
+    end(recorder, "id", "run 1")
+    recorder.set_lags(label, "0", {"KV_fleet": Lag(0)})
+    recorder.add(INPUT_ROWS, 5, label, "0")
+    samples = parsed(recorder.text())
+    assert "offsets_behind_latest" not in samples
+    assert value(samples, "input_rows_total", query="fleet") == 5
+    recorder.begin("id", "run 2", "fleet")
+    recorder.set_lags(label, "0", {"KV_fleet": Lag(3)})
+    assert value(parsed(recorder.text()), "offsets_behind_latest") == 3
 
 
 def test_series_of_queries_that_ended_long_ago_are_removed() -> None:
