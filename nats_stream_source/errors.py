@@ -89,7 +89,12 @@ class UndecodableError(NatsSourceError):
 
 
 class ConnectError(NatsSourceError):
-    """The client could not connect within ``connect_timeout``, or its connection is closed."""
+    """The client could not connect within ``connect_timeout``, or its connection is closed.
+
+    ``waited`` has the seconds for which the client tried to restore a lost connection.
+    """
+
+    waited = 0.0
 
 
 class AuthorizationError(ConnectError):

@@ -296,13 +296,15 @@ class Connection:
         while not (self.client.is_connected and self.online.is_set()):
             if self.client.is_closed:
                 raise self._closed_error()
-            if asyncio.get_running_loop().time() > deadline:
+            if (late := asyncio.get_running_loop().time() - deadline) > 0:
                 if self._failures.permanent is not None:
                     raise self._failures.permanent
-                raise ConnectError(
+                lost = ConnectError(
                     f"the connection to {self.settings.server_list} was lost, and could not be "
                     f"restored within {seconds:g} s"
                 )
+                lost.waited = seconds + late
+                raise lost
             await asyncio.sleep(0.01)
 
     def reconnect(self) -> None:

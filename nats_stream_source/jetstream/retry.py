@@ -4,9 +4,9 @@ While a server restarts, or a stream elects a leader, requests fail for a moment
 this package sends can be repeated, so a transient failure must not fail a query.
 
 :func:`retry` repeats one call within a limit. An :class:`Outage` is the limit of all requests of
-one planner or reader: it begins with the first failure and ends with the next success, whichever
-request receives them. A state machine that repeats more than one call, such as the ordered
-consumer's rebuild, keeps its own loop and uses :class:`Backoff`.
+one planner or reader: it begins with the first failure, or the wait for a connection before it, and
+ends with the next success, whichever request receives them. A state machine that repeats more than
+one call, such as the ordered consumer's rebuild, keeps its own loop and uses :class:`Backoff`.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Outage:
     """
 
     def __init__(self, timeout: float, servers: str) -> None:
-        self._timeout = timeout
+        self.timeout = timeout
         self._servers = servers
         self._began: float | None = None
         self._logged = 0.0
@@ -158,10 +158,11 @@ class Outage:
             raise error
         now = time.monotonic()
         if self._began is None:
-            self._began, self._failures = now, 0
+            waited = error.waited if isinstance(error, ConnectError) else 0.0
+            self._began, self._failures = now - waited, 0
             count(OUTAGES)
             self._log(now, self._began, "servers are away, waiting", error)
-        remaining = self._began + self._timeout - now
+        remaining = self._began + self.timeout - now
         if remaining <= 0:
             raise error
         if now - self._logged >= _LOG_INTERVAL:
@@ -185,6 +186,6 @@ class Outage:
             text,
             servers=self._servers,
             seconds=round(now - began, 1),
-            timeout=self._timeout,
+            timeout=self.timeout,
             error=error,
         )

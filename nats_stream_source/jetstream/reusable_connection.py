@@ -108,7 +108,7 @@ class SharedConnection(ReusableConnection):
         """The shared connection, once it is connected and, with ``fresh`` 0, has sent a PONG.
 
         Raises:
-            ConnectError: it was closed, or did not reconnect within ``connect_timeout``.
+            ConnectError: it was closed, or did not reconnect in time, see :meth:`retry_transient`.
         """
         shared = self._connection
         assert shared is not None
@@ -116,7 +116,10 @@ class SharedConnection(ReusableConnection):
             return shared
         if shared.client.is_connected and not await shared.alive(_PING_DEADLINE):
             shared.reconnect()
-        await shared.wait_connected(self.settings.connect_timeout)
+        timeout = self.settings.connect_timeout
+        if self.outage is not None:
+            timeout = min(timeout, self.outage.timeout)
+        await shared.wait_connected(timeout)
         return shared
 
     async def drop(self) -> None:

@@ -66,6 +66,7 @@ def test_server_away_for_longer_than_outage_timeout(
         nats_server.kill()
         assert follower.process.wait(60) == 1
         assert "servers are away" in follower.errors
+        assert "could not be restored within 1 s" in follower.errors  # not connectTimeout
         assert "Traceback" not in follower.errors
     nats_server.start()
     writer.write(20)

@@ -216,6 +216,14 @@ async def test_outage_beyond_limit(servers: Servers) -> None:
     assert 60 <= servers.now < 63
 
 
+async def test_outage_begins_with_wait_for_connection(servers: Servers) -> None:
+    error = ConnectError("could not be restored within 60 s")
+    error.waited = 60
+    with pytest.raises(ConnectError, match="within 60 s"):
+        await Outage(60, "nats://a").wait(error)
+    assert servers.now == 0
+
+
 async def test_outage_spans_several_requests(servers: Servers) -> None:
     outage = Outage(60, "nats://a")
     await outage.wait(AWAY)
