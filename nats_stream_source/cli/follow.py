@@ -2,11 +2,6 @@
 
 The command runs until SIGINT or SIGTERM, or with ``--once`` until the table has what the bucket
 has. It prints a line about its progress every ten seconds, on a terminal every second in place.
-
-Exit status, for a scheduler: 0 if the command was stopped by a signal or is done; 1 if it failed in
-a way that a restart may cure (a server, the network, the storage); 2 if the command line, an
-option, the bucket, the table or an installed package must be changed first; 3 for data loss, which
-``--option failOnDataLoss=false`` accepts.
 """
 
 from __future__ import annotations
@@ -47,8 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = (
         "exit status: 0 stopped by SIGINT or SIGTERM, or done; 1 a failure that a restart may "
-        "cure; 2 the command line, an option, the bucket, the table or a package must be changed; "
-        "3 data loss"
+        "cure; 2 the command line, an option, the user, an entry, the bucket, the table or a "
+        "package must be changed; 3 data loss"
     )
     parser.add_argument("bucket", metavar="BUCKET", help="name of the key-value bucket")
     parser.add_argument("table", metavar="TABLE", help="path or URI of the Delta table")

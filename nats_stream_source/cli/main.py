@@ -1,10 +1,11 @@
 """The command line: subcommands, exit status, errors in one line.
 
-Exit status: 0 for success; 1 for a failure, or if ``inspect`` found a difference or too much lag; 2
-if the command line, an option, the bucket, the table or an installed package must be changed; 3 for
-data loss; 130 after Ctrl-C. Results go to standard output, everything else to standard error. An
-error is one line that names the flags, variables or fields of a context that can change it. A
-subcommand's module is imported when the subcommand is used.
+Exit status: 0 for success; 1 for a failure that a restart may cure (a server, the network, the
+storage), or if ``inspect`` found a difference or too much lag; 2 if the command line, an option,
+the user, an entry, the bucket, the table or an installed package must be changed; 3 for data loss;
+130 after Ctrl-C. Results go to standard output, everything else to standard error. An error is one
+line that names the flags, variables or fields of a context that can change it. A subcommand's
+module is imported when the subcommand is used.
 """
 
 from __future__ import annotations
@@ -18,15 +19,14 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from nats_stream_source import __version__
-from nats_stream_source.errors import (
-    ConfigurationError,
-    DataLossError,
-    NatsSourceError,
-    StreamNotFoundError,
-)
+from nats_stream_source import __version__, errors
 
 FAILED, USAGE, DATA_LOSS, INTERRUPTED = 1, 2, 3, 130
+# Errors that a restart repeats: the user must change something.
+_LASTING = (
+    *(errors.ConfigurationError, errors.StreamNotFoundError, errors.UndecodableError),
+    *(errors.AuthorizationError, errors.TlsError, errors.PermissionDeniedError),
+)
 
 _PACKAGE = "nats_stream_source.cli"
 _COMMANDS = {
@@ -59,11 +59,10 @@ def main(given: Sequence[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         return INTERRUPTED
-    except DataLossError as error:
+    except errors.DataLossError as error:
         return _fail(error, DATA_LOSS, arguments.origins)
-    except (NatsSourceError, OSError) as error:
-        usage = isinstance(error, (ConfigurationError, StreamNotFoundError))
-        return _fail(error, USAGE if usage else FAILED, arguments.origins)
+    except (errors.NatsSourceError, OSError) as error:
+        return _fail(error, USAGE if isinstance(error, _LASTING) else FAILED, arguments.origins)
 
 
 class _Formatter(argparse.HelpFormatter):
@@ -82,7 +81,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _fail(error: Exception, status: int, origins: Mapping[str, str]) -> int:
     text = str(error)
-    if isinstance(error, NatsSourceError):
+    if isinstance(error, errors.NatsSourceError):
         from nats_stream_source.cli.options import error_text  # at an error only
 
         text = error_text(error, origins)

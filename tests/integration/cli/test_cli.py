@@ -125,7 +125,7 @@ def test_peek_decodes_keys_and_values(at: list[str], capsys: pytest.CaptureFixtu
     assert decoded("encoded") == [("/hall 1/pump", "on"), ("door", "open")]
     assert decoded("encoded", "--keys", "/hall 1/*") == [("/hall 1/pump", "on")]
     assert decoded("mixed", "--on-undecodable", "null")[-1] == (None, None)
-    assert main(["peek", "mixed", *codecs]) == 1
+    assert main(["peek", "mixed", *codecs]) == 2
     error = capsys.readouterr().err
     assert "could not decode the key of entry 'plain'" in error
     assert error.count("--key-codec") == 1
@@ -238,6 +238,7 @@ def test_entry_point_is_command() -> None:
         ("peek --stream NONE @", 2, "; check --stream, --servers and --domain"),
         ("peek --subject no.such @", 2, "with --stream and its subjects with --filter-"),
         ("peek --bucket plant --keys a,a @", 2, "keep only the wider one in 'keys' (--keys)"),
+        ("peek plant --tls-handshake-first true @", 2, "(--tls-handshake-first)\n"),
         ("peek plant --credentials /none @", 2, "could not read 'credentials': /none"),
         (
             "peek plant --servers nats://a.invalid",
@@ -273,10 +274,10 @@ def test_secrets_come_from_environment_and_are_not_shown(tmp_path: Path) -> None
         words = ("peek", "--stream", "NONE", "--servers", server.url, "--user", "reader")
         said = command(*words, status=2, NATS_PASSWORD="s3cr3t-word")[1]
         assert "does not exist" in said  # the connection was made
-        said = command(*words, status=1, NATS_PASSWORD="wr0ng-word")[1]
+        said = command(*words, status=2, NATS_PASSWORD="wr0ng-word")[1]
         assert "refused" in said
         assert "wr0ng-word" not in said
-        said = command(*words, "--password", "wr0ng-word", status=1, NATS_PASSWORD="s3cr3t-word")[1]
+        said = command(*words, "--password", "wr0ng-word", status=2, NATS_PASSWORD="s3cr3t-word")[1]
         assert "refused" in said  # a flag wins
         url = server.url.replace("nats://", "nats://reader:s3cr3t-word@")
         said = command("peek", "--stream", "X", "--servers", url, status=2)[1]

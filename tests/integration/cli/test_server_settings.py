@@ -249,12 +249,12 @@ def test_error_names_source_of_value(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     home.context("prod", url=guarded.url, user="reader", password="wr0ng")
-    assert main(["peek", "plant", "--context", "prod"]) == 1
+    assert main(["peek", "plant", "--context", "prod"]) == 2
     text = capsys.readouterr().err
     assert "(field user of context prod or field password of context prod)" in text
     assert "wr0ng" not in text
     monkeypatch.setenv("NATS_URL", guarded.url.replace("://", "://reader:wr0ng@"))
-    assert main(["peek", "plant"]) == 1
+    assert main(["peek", "plant"]) == 2
     text = capsys.readouterr().err
     assert "refused the credentials: check 'user' and 'password' (NATS_URL)\n" in text
     assert "wr0ng" not in text
