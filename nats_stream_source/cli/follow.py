@@ -23,7 +23,6 @@ from nats_stream_source.delta.location import scheme_of
 from nats_stream_source.delta.upkeep import COMMIT_INTERVAL
 from nats_stream_source.errors import OptionError, needs_extra
 from nats_stream_source.options import KV
-from nats_stream_source.options.table import option_hints
 
 if TYPE_CHECKING:
     from nats_stream_source.delta.follower.follower import Follower
@@ -139,8 +138,7 @@ def _run(arguments: argparse.Namespace, options: dict[str, Any]) -> None:
         on_merge=None if metrics is None else metrics.merged,
         **options,
     )
-    with option_hints(KV):
-        asyncio.run(_follow(follower, metrics, once=arguments.once))
+    asyncio.run(_follow(follower, metrics, once=arguments.once))
 
 
 @contextlib.contextmanager

@@ -55,10 +55,19 @@ KV_FLAGS, STREAM_FLAGS = (
 )
 _ALL_FLAGS = CONNECTION + KV_FLAGS + STREAM_FLAGS
 _NAMES = {option.name for option in _ALL_FLAGS}
-_SETTINGS = {option.setting: option.name for option in _ALL_FLAGS}
 _QUOTED = r"'\w+'"
 _OPTIONS = re.compile(rf"(?:\bthe )?\boptions? ({_QUOTED}(?:(?:,? and |,? or |, ){_QUOTED})*)")
-_CAMEL_CASE = re.compile(r"'([a-z]+[A-Z]\w*)'")
+_CAMEL_CASE = re.compile(r"'([a-z]+[A-Z]\w*)'|(?<=[\s(])([a-z]+[A-Z]\w*)(?==)")
+# Arguments of Python as they are on the command line.
+_ARGUMENTS = {
+    "deletes='mark'": "--deletes mark",
+    "deletes='remove'": "--deletes remove",
+    "stored_as_scd_type=2": "--history",
+    "commit_interval is": "--commit-interval is",
+    "prometheus is": "--prometheus is",
+    " with engine='driver':": ":",
+    "use engine='spark'": "follow with Spark",
+}
 _REPEATED = re.compile(r"\b(NATS_URL|NATS_SERVERS|field url of context \S+) and \1\b")
 
 # Help texts where the one of the table is about Spark or a query.
@@ -93,25 +102,29 @@ def error_text(error: NatsSourceError, origins: Mapping[str, str]) -> str:
     Args:
         origins: by option, the place of its value; the flag if it is missing.
     """
+    known = _NAMES | origins.keys()
 
     def place(name: str) -> str:
         return origins.get(name, flag(name))
 
     def names_to_places(match: re.Match[str]) -> str:
         names = [name.strip("'") for name in re.findall(_QUOTED, match[1])]
-        if not _NAMES.issuperset(names):
+        if not known.issuperset(names):
             return match[0]
         return re.sub(_QUOTED, lambda name: place(name[0].strip("'")), match[1])
 
-    def place_of_setting(setting: str) -> str | None:
-        return place(_SETTINGS[setting]) if setting in _SETTINGS else None
+    def name_to_place(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        return place(name) if name in known else match[0]
 
     text = _OPTIONS.sub(names_to_places, str(error))
     # Camel case is never a word or a value.
-    text = _CAMEL_CASE.sub(lambda name: place(name[1]) if name[1] in _NAMES else name[0], text)
+    text = _CAMEL_CASE.sub(name_to_place, text)
+    for argument, words in _ARGUMENTS.items():
+        text = text.replace(argument, words)
     # A URL has both the user and the password.
     text = _REPEATED.sub(r"\1", text)
-    places = names_of_settings(error, place_of_setting)
+    places = names_of_settings(error, {setting_of(name): place(name) for name in known}.get)
     return f"{text} ({' or '.join(places)})" if places else text
 
 

@@ -163,23 +163,23 @@ _ALIASES = {"min_last_seq": "'minLastSequence' (nats_kv: 'minLastRevision')"}
 
 
 def names_of_settings(error: NatsSourceError, name_of: Callable[[str], str | None]) -> list[str]:
-    """The user's names of the settings of ``error``; ``name_of`` returns None where none exists."""
+    """The names that ``name_of`` has for the settings of ``error``; [] once its text has hints."""
+    if vars(error).get("_has_options"):
+        return []
     names = (name_of(setting) for setting in error.settings)
     return list(dict.fromkeys(name for name in names if name is not None))
 
 
 def add_option_hints(error: NatsSourceError, table: Iterable[Option]) -> None:
     """Append the options that the caller can change to the text of ``error``, in place and once."""
-    if vars(error).get("_has_options"):
-        return
     text, names = str(error), {option.setting: repr(option.name) for option in table} | _ALIASES
     options = names_of_settings(error, names.get)
     if any(option not in text for option in options):
         text += f" ({'options' if len(options) > 1 else 'option'} {' or '.join(options)})"
+        vars(error)["_has_options"] = True
     if isinstance(error, DataLossError) and "failOnDataLoss" not in text:
         text += "; set option 'failOnDataLoss' to 'false' to continue without the lost messages"
     error.args = (text, *error.args[1:])
-    vars(error)["_has_options"] = True
 
 
 @contextlib.contextmanager

@@ -55,7 +55,7 @@ _CONTRADICTIONS = (
         (name, "stored_as_scd_type=1", f"pass stored_as_scd_type=2, or remove {name}")
         for name in ("track_history_column_list", "track_history_except_column_list")
     ),
-    ("deletes='mark'", "stored_as_scd_type=2", "remove deletes: a delete closes the key's row"),
+    ("deletes='mark'", "stored_as_scd_type=2", "remove deletes='mark': a delete ends the row"),
     (
         "unavailable_columns",
         "stored_as_scd_type=2",

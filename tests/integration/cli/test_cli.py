@@ -238,6 +238,7 @@ def test_entry_point_is_command() -> None:
         ("peek --stream NONE @", 2, "; check --stream, --servers and --domain"),
         ("peek --subject no.such @", 2, "with --stream and its subjects with --filter-"),
         ("peek --bucket plant --keys a,a @", 2, "keep only the wider one in 'keys' (--keys)"),
+        ("peek plant --domain a --api-prefix b", 2, " each other (--api-prefix or --domain)\n"),
         ("peek plant --tls-handshake-first true @", 2, "(--tls-handshake-first)\n"),
         ("peek plant --credentials /none @", 2, "could not read 'credentials': /none"),
         (

@@ -209,12 +209,17 @@ def test_metrics_and_signal(url: str, bucket: str, tmp_path: Path) -> None:
     [
         ("fleet lake --option keyz=a", "keyz"),
         ("fleet lake --option keys", "'keys' is not NAME=VALUE"),
-        ("fleet lake --option outageTimeout=many", "option 'outageTimeout'"),
-        ("fleet lake --option minPartitions=2", "'minPartitions' is not one of a"),
+        ("fleet lake --option outageTimeout=many", "value for --option outageTimeout: 'many'"),
+        ("fleet lake --option minPartitions=2", ": --option minPartitions is not one of a"),
+        ("fleet lake --option startSequence=0", " or --option updatesOnly=true for later"),
+        ("fleet lake --option ignoreDeletes=true", "; use --deletes mark to keep them"),
         ("fleet lake --option bucket=b", "the bucket is named twice"),
         ("fleet", "TABLE"),
-        ("fleet lake --commit-interval -1", "commit_interval is -1.0, expected seconds"),
-        ("fleet lake --prometheus x", "prometheus is 'x', expected a port"),
+        ("fleet lake --commit-interval -1", ": --commit-interval is -1.0, expected seconds"),
+        ("fleet lake --prometheus x", ": --prometheus is 'x', expected a port"),
+        ("fleet lake --deletes mark --history", ": --deletes mark with --history; remove"),
+        ("fleet lake%41", "lake%41': delta-rs does not take '%41' in a path literally; rename"),
+        ("fleet lake%41", "; rename the directory, or follow with Spark"),
     ],
 )
 def test_wrong_command_line_has_status_2(
@@ -233,6 +238,15 @@ def test_misspelt_bucket_has_status_2_and_leaves_no_directory(url: str, tmp_path
     assert not table.parent.exists()
 
 
+def test_undecodable_key_has_status_2_and_names_options_once(
+    url: str, bucket: str, tmp_path: Path
+) -> None:
+    words = (bucket, str(tmp_path / "fleet"), "--servers", url, "--option", "keyCodec=base64")
+    _, errors = command("follow", *words, status=2)
+    said = "to skip such entries (--option keyCodec or --option onUndecodable)\n"
+    assert errors.endswith(said)
+
+
 def test_absent_server_is_named_at_once(tmp_path: Path) -> None:
     url = f"nats://127.0.0.1:{free_port()}"
     _, errors = command("follow", "fleet", str(tmp_path / "fleet"), "--servers", url, status=1)
@@ -246,7 +260,7 @@ def test_marks_for_table_of_removals_are_refused_at_start(
     words = (bucket, str(tmp_path / "fleet"), "--servers", url, "--once")
     command("follow", *words)
     _, errors = command("follow", *words, "--deletes", "mark", status=2)
-    assert "deletes='mark'" in errors
+    assert "with --deletes mark: it has no column 'deleted'" in errors
 
 
 def test_signal_while_packages_are_imported_has_status_0(tmp_path: Path) -> None:

@@ -288,6 +288,7 @@ def test_names_of_settings_are_appended_once(
     for _ in range(2):
         add_option_hints(error, READING)
         assert str(error) == text + in_spark
+    assert error_text(error, {}) == text + (in_cli or in_spark)
 
 
 def test_options_in_text_become_flags() -> None:
@@ -295,6 +296,9 @@ def test_options_in_text_become_flags() -> None:
     assert error_text(error, {}) == "--user and --password belong together"
     add_option_hints(error, READING)
     assert str(error) == "options 'user' and 'password' belong together"
+    error = OptionError("keys with connectTimeout=3 in 's3://lake/connectTimeout=3'")
+    expected = "keys with --connect-timeout=3 in 's3://lake/connectTimeout=3'"
+    assert error_text(error, {}) == expected
 
 
 def test_error_keeps_all_but_its_text() -> None:
