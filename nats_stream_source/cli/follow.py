@@ -17,12 +17,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nats_stream_source.cli.options import add_connection, connection
+from nats_stream_source.cli.options import add_connection, connection, flag
 from nats_stream_source.cli.output import terminal_columns
 from nats_stream_source.delta.location import scheme_of
 from nats_stream_source.delta.upkeep import COMMIT_INTERVAL
 from nats_stream_source.errors import OptionError, needs_extra
-from nats_stream_source.options import KV
+from nats_stream_source.options import CONNECTION, KV
 
 if TYPE_CHECKING:
     from nats_stream_source.delta.follower.follower import Follower
@@ -106,11 +106,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Follow the bucket; returns 0 when the table is up to date or the command was stopped."""
-    options = {**connection(arguments), **dict(arguments.options)}
+    options = connection(arguments)
+    set_by = {one.name.lower(): flag(one.name) for one in CONNECTION} | {"bucket": "BUCKET"}
+    for name, value in arguments.options:
+        if (place := set_by.get(name.lower())) is not None:
+            raise OptionError(f"invalid --option {name}: {place} sets this option; set it there")
+        set_by[name.lower()] = f"an earlier --option {name}"
+        options[name] = value
     # Errors name an option of the format as it is given here.
     arguments.origins |= {one.name: f"--option {one.name}" for one in KV} | {"bucket": "BUCKET"}
-    if any(name.lower() == "bucket" for name in options):
-        raise OptionError("the bucket is named twice: leave out --option bucket")
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     with _ended_by_signals():
         _run(arguments, options)
