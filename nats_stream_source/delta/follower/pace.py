@@ -1,9 +1,10 @@
 """How far a follower is, and the time between its commits.
 
 A commit writes each touched file's deletion vector again, a data file and an entry of the log,
-whatever the number of its rows. Where that is more than six times what changes, the time between
-commits becomes longer, up to half a second, so that a commit has more rows: a commit of the usual
-size is due once six times the changes since the last one have as many bytes.
+whatever the number of its rows. Where that is more than six times what changes, and more than 256
+KiB a second, the time between commits becomes longer, up to half a second, so that a commit has
+more rows: a commit of the usual size is due once six times the changes since the last one, or what
+may be written in this time, have as many bytes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from nats_stream_source.delta.merge_result import MergeResult
 
 _MOST_WRITTEN = 6.0  # bytes for each byte that changes
+_FEW_WRITTEN = 256 << 10  # bytes a second, whatever changes
 _LONGEST = 0.5  # seconds
 _DECAY = 0.998  # of a commit's figures with each later one: a compaction is one of hundreds
 
@@ -67,5 +69,6 @@ class Pace:
         self._changed = _DECAY * self._changed + result.changed_bytes
         self._passed = _DECAY * self._passed + min(passed, _LONGEST)
         self._commits = _DECAY * self._commits + 1
-        factor = self._written / (_MOST_WRITTEN * self._changed)
+        allowed = max(_MOST_WRITTEN * self._changed, _FEW_WRITTEN * self._passed)
+        factor = self._written / allowed
         self.seconds = max(self._shortest, min(factor * self._passed / self._commits, _LONGEST))

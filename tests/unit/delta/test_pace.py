@@ -16,7 +16,8 @@ ROW = 185  # bytes
         (1_000, 20_000, 0.02),  # the shortest
         (1_000, 40_000, 0.041),
         (20_000, 130_000, 0.02),
-        (10, 5_000, 0.5),  # the longest
+        (10, 20_000, 0.076),  # what few puts write is little
+        (10, 140_000, 0.5),  # the longest
     ],
 )
 def test_pace_of_constant_rate_ignores_single_compactions(
