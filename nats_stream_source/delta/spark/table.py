@@ -230,23 +230,24 @@ class SparkTable(Table):
             else spark_field(one)
             for one in schema
         ]
-        empty = self._spark.createDataFrame([], StructType(fields))
-        writer = empty.write.format("delta").mode("append").option("mergeSchema", "true")
-        name, path = self.name, self._path
         with temporary_settings(self._spark):
             if has_ntz(schema) and not has_ntz(own):
                 self.target.addFeatureSupport("timestampNtz")
-            retry_conflicts(
-                lambda: writer.saveAsTable(name) if path is None else writer.save(path),
-                name,
-                CONFLICTS,
-            )
-        log_new_columns(name, own, schema)
+            retry_conflicts(lambda: self._write_no_rows(StructType(fields)), self.name, CONFLICTS)
+        log_new_columns(self.name, own, schema)
         self._open()
         # Versions are compared by the columns that the events have. Events with fewer columns than
         # the table would join versions that differ in the others.
         if not same_columns(self.schema, schema):
             raise TableChangedError("the table's columns changed")
+
+    def _write_no_rows(self, columns: StructType) -> None:
+        empty = self._spark.createDataFrame([], columns)
+        writer = empty.write.format("delta").mode("append").option("mergeSchema", "true")
+        if self._path is None:
+            writer.saveAsTable(self.name)
+        else:
+            writer.save(self._path)
 
     def scan(self, columns: Sequence[str], where: Where) -> pa.Table:
         """See :class:`nats_stream_source.delta.tables.Table`."""

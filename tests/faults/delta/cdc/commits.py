@@ -15,7 +15,7 @@ from nats_stream_source.delta.spark import table
 _COMMITTING: tuple[tuple[Any, str], ...] = (
     (DeltaLog, "put"),
     (table.SparkTable, "_create"),
-    (table, "retry_conflicts"),
+    (table.SparkTable, "_write_no_rows"),
     (table, "_merge_as_read"),
 )
 
