@@ -127,8 +127,8 @@ def public_names() -> str:
         for name in names:
             # `delta` imports its names when they are used; the static analysis needs their modules.
             modules = delta.MODULES.items() if module == delta.__name__ else ()
-            own = next((one for one, its in modules if name in its.split()), None)
-            lines += [f"::: {f'nats_stream_source.{own}' if own else module}.{name}", ""]
+            found = (f"nats_stream_source.{one}" for one, its in modules if name in its.split())
+            lines += [f"::: {next(found, module)}.{name}", ""]
     return "\n".join(lines)
 
 

@@ -147,7 +147,8 @@ class Table(ABC):
                     if not recorded:
                         state._create(columns, layout.state(self.table_id), upkeep)
                     state.add_columns(list(columns))
-                self.add_columns(list(layout.table_schema(events)))
+                if schema is not own:
+                    self.add_columns(list(layout.table_schema(events)))
             merged = self._merge(part, shape, state, upkeep)
             result = merged if result is None else result + merged
         assert result is not None  # also an empty batch is a part
